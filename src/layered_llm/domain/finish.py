@@ -1,0 +1,34 @@
+"""Why a choice ended.
+
+Must not know: how a client is told.
+"""
+
+import enum
+
+
+@enum.unique
+class FinishReason(enum.IntEnum):
+    """Terminal states of one choice; 0 in a column means that the choice goes on."""
+
+    RUNNING = 0
+    STOP = 1
+    """eos, a stop token id, or a stop string."""
+    LENGTH = 2
+    TOOL_CALLS = 3
+    ABORT = 4
+    ERROR = 5
+
+
+@enum.unique
+class AbortReason(enum.IntEnum):
+    """Why the scope of a request was left before the request had ended."""
+
+    CLIENT_GONE = 1
+    """Disconnect, reset, or the caller left the stream."""
+    TIMEOUT = 2
+    SHUTDOWN = 3
+    PEER_DIED = 4
+    """The API process that asked is gone; its text worker speaks for it."""
+    SLOW_CONSUMER = 5
+    """The API process no longer takes what is sent to it."""
+    ADMINISTRATIVE = 6

@@ -1,0 +1,28 @@
+"""What the running engine can hold: decided once by the runtime and the scheduler, then told to everybody.
+
+Must not know: settings, devices.
+"""
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeLimits:
+    """The runtime's first word: what fits its memory and its model."""
+
+    pages: int
+    page_size_tokens: int
+    slots: int
+    """Most choices that can hold runtime state at once."""
+    context_tokens: int
+    """Prompt and output of one choice together; never above `pages * page_size_tokens`."""
+    vocabulary_size: int
+    """Width of the logits; a token id at or above it is out of vocabulary."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineLimits:
+    """What an API or text process needs to know to judge a request by itself."""
+
+    context_tokens: int
+    vocabulary_size: int

@@ -1,0 +1,107 @@
+"""The link between an API process and one text worker.
+
+Must not know: HTTP, tokens' texts, pages.
+
+Order: all messages about one request take this link to the same text worker, so an Abort never overtakes its Submit.
+A request is answered once by Accepted or Rejected; after Accepted come rows of TextEmitted, and exactly one row of its
+`ended` table, after which nothing about the request follows.
+"""
+
+import attrs
+
+from layered_llm.domain.columns import packed, same_rows
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.verdicts import RejectReason
+
+
+@attrs.frozen(kw_only=True)
+class Submit:
+    """Opens a request of `params.n` choices. `params.seed` is set: the opener drew one where the caller gave none."""
+
+    request: RequestId
+    prompt: Prompt
+    params: SamplingParams
+
+    def __attrs_post_init__(self) -> None:
+        if self.params.seed is None:
+            raise ValueError("a Submit carries a seed")
+
+
+@attrs.frozen(kw_only=True)
+class Abort:
+    """The scope of the request is gone: free everything it holds, in this process and behind it. No answer is expected."""
+
+    request: RequestId
+    reason: AbortReason
+
+
+@attrs.frozen(kw_only=True)
+class Accepted:
+    """The request is queued; the client may be told so."""
+
+    request: RequestId
+    prompt_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class Rejected:
+    """The request holds nothing, and nothing about it follows."""
+
+    request: RequestId
+    reason: RejectReason
+    message: str
+    """A whole sentence for the caller, with the numbers that explain it."""
+    param: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TextEmitted:
+    """What one step brought to the requests of one API process.
+
+    Two tables, of one row per choice that has something new and of one row per request that ended, in packed columns.
+    A choice's last row has its finish reason. A request's row in `ended` comes with or after the last row of its last choice.
+    """
+
+    requests: bytes = attrs.field(validator=packed("q"))
+    choices: bytes = attrs.field(validator=packed("i"))
+    texts: tuple[str, ...]
+    token_counts: bytes = attrs.field(validator=packed("i"))
+    """Tokens behind each row; their ids stand in `token_ids`, row after row. May be 0, and text may be "" beside tokens."""
+    token_ids: bytes = attrs.field(validator=packed("i"))
+    finish_reasons: bytes = attrs.field(validator=packed("b"))
+    """A FinishReason for each row, RUNNING while the choice goes on."""
+    matched_stops: tuple[str | int | None, ...]
+    """The stop string or stop token id that ended the choice, else None."""
+
+    ended: bytes = attrs.field(validator=packed("q"))
+    ended_prompt_tokens: bytes = attrs.field(validator=packed("i"))
+    ended_completion_tokens: bytes = attrs.field(validator=packed("i"))
+    """Sampled tokens of all choices that count: a stop string cuts behind the token that completed it."""
+    ended_cached_tokens: bytes = attrs.field(validator=packed("i"))
+    ended_errors: tuple[str | None, ...]
+    """Why the request failed, None when each choice ended by itself."""
+
+    def __attrs_post_init__(self) -> None:
+        same_rows(
+            requests=("q", self.requests),
+            choices=("i", self.choices),
+            token_counts=("i", self.token_counts),
+            finish_reasons=("b", self.finish_reasons),
+        )
+        same_rows(
+            ended=("q", self.ended),
+            ended_prompt_tokens=("i", self.ended_prompt_tokens),
+            ended_completion_tokens=("i", self.ended_completion_tokens),
+            ended_cached_tokens=("i", self.ended_cached_tokens),
+        )
+        if not len(self.texts) == len(self.matched_stops) == len(self.finish_reasons):
+            raise ValueError("texts and matched_stops have one item for each row")
+        if len(self.ended_errors) * 8 != len(self.ended):
+            raise ValueError("ended_errors has one item for each ended request")
+
+
+ApiToText = Submit | Abort
+TextToApi = Accepted | Rejected | TextEmitted

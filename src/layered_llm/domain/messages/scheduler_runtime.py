@@ -1,0 +1,105 @@
+"""The link between the scheduler and one runtime rank.
+
+Must not know: requests, clients, policy, tensors.
+
+The scheduler speaks in slots. A slot is opened once with everything about its choice; later steps carry only what changed.
+Steps are executed and answered in order.
+"""
+
+import attrs
+
+from layered_llm.domain.columns import packed, rows, same_rows
+from layered_llm.domain.ids import SlotId, StepId
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+
+
+@attrs.frozen(kw_only=True)
+class OpenSlot:
+    """A choice that runs for the first time since it was (re-)admitted.
+
+    `prompt_ids` and `output_ids` stay apart: penalties, minimum and maximum lengths depend on the boundary.
+    """
+
+    slot: SlotId
+    choice: int
+    prompt_ids: bytes = attrs.field(validator=packed("i"))
+    output_ids: bytes = attrs.field(validator=packed("i"))
+    sampling: TokenSampling
+
+
+@attrs.frozen(kw_only=True)
+class ExecuteStep:
+    """One forward pass over rows of mixed prefill and decode, and the changes of state that come before it.
+
+    Applied in this order: `retired`, `opened`, the page table deltas, then the rows.
+    Row r computes tokens `starts[r] … starts[r] + counts[r] - 1` of its slot (prompt, then output) and, where `samples[r]` is 1,
+    samples the token behind them, which the runtime appends to the slot's output by itself: the scheduler never sends it back.
+    A step without rows only changes state and is answered like any other.
+    """
+
+    step: StepId
+    retired: bytes = attrs.field(validator=packed("i"))
+    """Slots whose state is dropped."""
+    opened: tuple[OpenSlot, ...]
+
+    page_slots: bytes = attrs.field(validator=packed("i"))
+    page_counts: bytes = attrs.field(validator=packed("i"))
+    page_offsets: bytes = attrs.field(validator=packed("i"))
+    """Index in the slot's page table where the new ids go: its length appends, less replaces (a prefix found in the cache)."""
+    page_ids: bytes = attrs.field(validator=packed("i"))
+    """`page_counts[k]` ids for each row k of the page table deltas, row after row."""
+
+    slots: bytes = attrs.field(validator=packed("i"))
+    starts: bytes = attrs.field(validator=packed("i"))
+    counts: bytes = attrs.field(validator=packed("i"))
+    samples: bytes = attrs.field(validator=packed("b"))
+
+    def __attrs_post_init__(self) -> None:
+        same_rows(
+            page_slots=("i", self.page_slots),
+            page_counts=("i", self.page_counts),
+            page_offsets=("i", self.page_offsets),
+        )
+        same_rows(
+            slots=("i", self.slots),
+            starts=("i", self.starts),
+            counts=("i", self.counts),
+            samples=("b", self.samples),
+        )
+
+    @property
+    def row_count(self) -> int:
+        return rows("i", self.slots)
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeReady:
+    """The runtime's first word, when its weights are loaded and its KV pool exists."""
+
+    limits: RuntimeLimits
+
+
+@attrs.frozen(kw_only=True)
+class StepCompleted:
+    """The result of one step."""
+
+    step: StepId
+    token_ids: bytes = attrs.field(validator=packed("i"))
+    """One sampled token for each row with `samples` set, in row order."""
+    device_us: int
+    """Time the step took on the device."""
+    open_slots: int
+    """Slots that hold state after the step: what a leak in the runtime would show in."""
+
+
+@attrs.frozen(kw_only=True)
+class StepFailed:
+    """The runtime could not execute the step and is in no state to go on; its process ends after this word."""
+
+    step: StepId
+    message: str
+
+
+SchedulerToRuntime = ExecuteStep
+RuntimeToScheduler = RuntimeReady | StepCompleted | StepFailed

@@ -1,0 +1,134 @@
+"""The links between the supervisor and every other process: readiness, liveness, verdicts on the dead, state reports.
+
+Must not know: what a request says.
+
+An engine *generation* is one set of text, scheduler and runtime processes with sockets of its own. When one of them dies the whole
+generation ends, every open request with it, and a new one is started on fresh sockets: no stale message can reach it.
+"""
+
+import enum
+
+import attrs
+
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.limits import EngineLimits
+
+
+@enum.unique
+class Role(enum.StrEnum):
+    """What a process is for; also the last part of its module's name."""
+
+    API = "api"
+    TEXT = "text"
+    SCHEDULER = "scheduler"
+    RUNTIME = "runtime"
+    SUPERVISOR = "supervisor"
+
+
+@enum.unique
+class EnginePhase(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    """Will not come back by itself; `detail` of the status says why."""
+    STOPPING = "stopping"
+
+
+@attrs.frozen(kw_only=True)
+class ProcessReady:
+    """A text, scheduler or runtime process can work. The scheduler tells the limits, nobody else does."""
+
+    role: Role
+    index: int
+    limits: EngineLimits | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ApiHello:
+    """An API process introduces itself; answered by EngineStatus, now and at every change."""
+
+    api: ApiId
+    pid: int
+
+
+@attrs.frozen(kw_only=True)
+class ApiGoodbye:
+    """The API process has no open request and leaves in good order."""
+
+    api: ApiId
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatus:
+    """Where the engine stands; an API process connects to `text_addresses` when the phase is READY."""
+
+    phase: EnginePhase
+    generation: int
+    supervisor_pid: int
+    detail: str
+    """One line for people: what is going on, or what went wrong and how to mend it."""
+    text_addresses: tuple[str, ...] = ()
+    limits: EngineLimits | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Heartbeat:
+    """Sent by every process at a fixed interval and answered by nobody: the silence is the signal."""
+
+    role: Role
+    index: int
+
+
+@attrs.frozen(kw_only=True)
+class ApiDied:
+    """Sent to the text workers: abort all that this API process had open."""
+
+    api: ApiId
+
+
+@attrs.frozen(kw_only=True)
+class Stop:
+    """Leave now, exit code 0."""
+
+
+@attrs.frozen(kw_only=True)
+class StateQuery:
+    """Asks for a StateReport; from an API process to the supervisor it asks for everybody's."""
+
+    query: int
+
+
+@attrs.frozen(kw_only=True)
+class StateReport:
+    """One process's state at one moment."""
+
+    query: int
+    role: Role
+    index: int
+    pid: int
+    open_requests: int
+    maps: tuple[tuple[str, int], ...]
+    """Name and size of every per-request map in the process: all 0 when no request is open."""
+    gauges: tuple[tuple[str, int], ...] = ()
+    """Figures of the moment (running, pages_free, …)."""
+    samples: tuple[tuple[str, float], ...] = ()
+    """Monotonic counters and histogram buckets by metric name, so that the sum over processes is right."""
+    violations: tuple[str, ...] = ()
+    """What the process's own `check()` found broken."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineState:
+    """The answer to an API process's StateQuery: the report of each process that answered in time."""
+
+    query: int
+    reports: tuple[StateReport, ...]
+    silent: tuple[str, ...]
+    """Names of processes that did not answer in time."""
+
+
+ApiToSupervisor = ApiHello | ApiGoodbye | Heartbeat | StateQuery | StateReport
+SupervisorToApi = EngineStatus | Heartbeat | StateQuery | EngineState | Stop
+EngineToSupervisor = ProcessReady | Heartbeat | StateReport
+SupervisorToEngine = ApiDied | StateQuery | Stop

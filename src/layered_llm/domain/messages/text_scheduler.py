@@ -1,0 +1,133 @@
+"""The link between a text worker and the scheduler.
+
+Must not know: texts, templates, devices.
+
+An Admit is answered once by Queued or Refused. After Queued each choice gets rows of TokensEmitted, then exactly one row of
+RequestsFinished, whatever ends it: the model, a limit, a Stop, an Abort, a failure.
+"""
+
+import attrs
+
+from layered_llm.domain.columns import packed, same_rows
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import RequestId, StepId
+from layered_llm.domain.verdicts import RejectReason
+
+
+@attrs.frozen(kw_only=True)
+class TokenSampling:
+    """What the runtime needs to sample a choice; part of Admit and of ExecuteStep."""
+
+    temperature: float
+    """0.0 is greedy."""
+    top_p: float
+    top_k: int
+    """0 keeps the whole vocabulary."""
+    seed: int
+    min_tokens: int
+    """While fewer tokens than this are sampled, every id of `end_ids` is masked."""
+    end_ids: tuple[int, ...]
+    """eos ids (none under ignore_eos) and stop token ids: sampling one of them ends the choice."""
+
+
+@attrs.frozen(kw_only=True)
+class Admit:
+    """A request whose prompt is known token by token; `output_ids` is what it had already sampled when it is admitted again."""
+
+    request: RequestId
+    choices: int
+    prompt_ids: bytes = attrs.field(validator=packed("i"))
+    max_tokens: int
+    """At least 1, and prompt and output together never exceed the context."""
+    sampling: TokenSampling
+
+    def __attrs_post_init__(self) -> None:
+        if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
+            raise ValueError("an Admit has a prompt, a choice and at least one token to sample")
+
+
+@attrs.frozen(kw_only=True)
+class AbortRequest:
+    """End every choice of the request, in whatever phase it is. Unknown and ended requests are counted, not an error."""
+
+    request: RequestId
+    reason: AbortReason
+
+
+@attrs.frozen(kw_only=True)
+class StopChoice:
+    """A stop string is complete: end this choice, and count `output_tokens` of it. A choice that already ended is no error."""
+
+    request: RequestId
+    choice: int
+    output_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class StepsTaken:
+    """Credit: this text worker has worked off everything up to and with the TokensEmitted of this step."""
+
+    step: StepId
+
+
+@attrs.frozen(kw_only=True)
+class Queued:
+    """The request waits or runs; it will be finished exactly once."""
+
+    request: RequestId
+
+
+@attrs.frozen(kw_only=True)
+class Refused:
+    """The request is not taken. `limit` and `actual` are the numbers behind the reason, in the reason's unit."""
+
+    request: RequestId
+    reason: RejectReason
+    limit: int
+    actual: int
+
+
+@attrs.frozen(kw_only=True)
+class TokensEmitted:
+    """The tokens that one step sampled for one text worker's requests: one row for each choice and token, in packed columns."""
+
+    step: StepId
+    requests: bytes = attrs.field(validator=packed("q"))
+    choices: bytes = attrs.field(validator=packed("i"))
+    positions: bytes = attrs.field(validator=packed("i"))
+    """Place in the choice's output, from 0. A receiver takes exactly the next one; anything else is our own fault."""
+    token_ids: bytes = attrs.field(validator=packed("i"))
+    cached_tokens: bytes = attrs.field(validator=packed("i"))
+    """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
+
+    def __attrs_post_init__(self) -> None:
+        same_rows(
+            requests=("q", self.requests),
+            choices=("i", self.choices),
+            positions=("i", self.positions),
+            token_ids=("i", self.token_ids),
+            cached_tokens=("i", self.cached_tokens),
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RequestsFinished:
+    """Choices that ended: one row for each. Follows the TokensEmitted that holds their last tokens."""
+
+    requests: bytes = attrs.field(validator=packed("q"))
+    choices: bytes = attrs.field(validator=packed("i"))
+    reasons: bytes = attrs.field(validator=packed("b"))
+    """A FinishReason for each row, never RUNNING."""
+    output_tokens: bytes = attrs.field(validator=packed("i"))
+
+    def __attrs_post_init__(self) -> None:
+        same_rows(
+            requests=("q", self.requests),
+            choices=("i", self.choices),
+            reasons=("b", self.reasons),
+            output_tokens=("i", self.output_tokens),
+        )
+
+
+TextToScheduler = Admit | AbortRequest | StopChoice | StepsTaken
+SchedulerToText = Queued | Refused | TokensEmitted | RequestsFinished

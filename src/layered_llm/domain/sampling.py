@@ -1,0 +1,101 @@
+"""Sampling parameters of one request, checked at construction so that an invalid set cannot exist.
+
+Must not know: JSON names, defaults of an endpoint, tokenizers.
+"""
+
+import math
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.errors import ParameterError
+
+MAX_CHOICES: Final = 128
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_STRING_CHARS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_TEMPERATURE: Final = 2.0
+SEED_LIMIT: Final = 1 << 63
+TOKENS_LIMIT: Final = 1 << 31
+GREEDY_TEMPERATURE: Final = 1e-5
+"""Temperatures below this are greedy: dividing logits by them would overflow."""
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How the choices of one request are sampled and where they end.
+
+    Raises ParameterError, naming the field, for a value out of range.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens of one choice, its eos included; None means the rest of the context."""
+    min_tokens: int = 0
+    """No eos and no stop id is sampled before this many tokens."""
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    seed: int | None = None
+    """None: whoever opens the request draws one, so that every request is reproducible from its record."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        _check_lengths(self)
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ParameterError("top_p", "top_p must be greater than 0 and at most 1, got 0")
+        _check_int("top_k", self.top_k, 0, TOKENS_LIMIT - 1)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+        _check_stops(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    _check_int("min_tokens", params.min_tokens, 0, TOKENS_LIMIT - 1)
+    if params.max_tokens is None:
+        return
+    _check_int("max_tokens", params.max_tokens, 1, TOKENS_LIMIT - 1)
+    if params.min_tokens > params.max_tokens:
+        raise ParameterError(
+            "min_tokens", f"min_tokens must be at most max_tokens={params.max_tokens}, got {params.min_tokens}"
+        )
+
+
+def _check_stops(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise ParameterError("stop", f"stop holds {len(params.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
+    for text in params.stop:
+        if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
+            raise ParameterError("stop", f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}")
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise ParameterError(
+            "stop_token_ids", f"stop_token_ids holds {len(params.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed"
+        )
+    for token in params.stop_token_ids:
+        _check_int("stop_token_ids", token, 0, TOKENS_LIMIT - 1)
+
+
+def _check_int(param: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(param, f"{param} must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(param, f"{param} must be between {low} and {high}, got {value}")
+
+
+def _check_float(param: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ParameterError(param, f"{param} must be a finite number, got {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {value:g}")

@@ -1,0 +1,42 @@
+"""What the opener of a request sees of it: deltas of its choices, then one end.
+
+Must not know: links, HTTP.
+"""
+
+import attrs
+
+from layered_llm.domain.finish import FinishReason
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """True token counts of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Sampled tokens of all choices, eos included; a stop string cuts behind the token that completed it."""
+    cached_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class ChoiceDelta:
+    """Everything that came for one choice since its last delta."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    """RUNNING while the choice goes on; anything else in exactly one delta of the choice, its last."""
+    matched_stop: str | int | None
+
+
+@attrs.frozen(kw_only=True)
+class RequestEnded:
+    """The one terminal event of an accepted request."""
+
+    usage: Usage
+    error: str | None
+    """None when each choice ended by itself; else one sentence on what failed in the engine."""
+
+
+StreamEvent = ChoiceDelta | RequestEnded

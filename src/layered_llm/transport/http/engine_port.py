@@ -1,0 +1,55 @@
+"""The engine as the HTTP layer sees it.
+
+Must not know: how an engine is reached, sockets, the codec. `service` implements these protocols.
+"""
+
+import contextlib
+from typing import Protocol
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import StreamEvent
+
+
+class EngineStream(Protocol):
+    """One open request. Closed by the owner that it was opened with; closing it before its end emits its abort."""
+
+    @property
+    def request(self) -> RequestId:
+        """The request's id; public ids are made from it."""
+
+    async def verdict(self) -> Accepted | Rejected:
+        """Waits until the request is queued or rejected. Raises EngineLost when the engine dies before that."""
+
+    async def receive(self) -> tuple[StreamEvent, ...]:
+        """Waits for at least one event and returns all that are queued, the deltas of one choice merged into one.
+
+        The last event of the last batch is RequestEnded; after it, and before the verdict was Accepted, calling this is an error.
+        """
+
+    def close(self, reason: AbortReason) -> None:
+        """Leaves the request: emits one Abort unless it has ended or was rejected. Synchronous, and harmless when repeated."""
+
+
+class EngineLost(Exception):  # noqa: N818 - states what happened
+    """The engine, or the part of it that had the request, is gone; nothing more comes of it."""
+
+
+class Engine(Protocol):
+    """What `transport.http` needs of an engine client."""
+
+    def status(self) -> EngineStatus:
+        """Where the engine stands now."""
+
+    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
+        """Submits a request that lives no longer than `owner`. Synchronous: no cancellation can come between submit and ownership.
+
+        Rejected (QUEUE_FULL) at once when this process holds too many open requests. Call it only while the phase is READY.
+        """
+
+    async def state(self) -> EngineState:
+        """The state of every process, for `/metrics` and `/debug/state`; never enters the engine's queues."""
