@@ -33,8 +33,8 @@ class ExecuteStep:
     """One forward pass over rows of mixed prefill and decode, and the changes of state that come before it.
 
     Applied in this order: `retired`, `opened`, the page table deltas, then the rows.
-    Row r computes tokens `starts[r] … starts[r] + counts[r] - 1` of its slot (prompt, then output) and, where `samples[r]` is 1,
-    samples the token behind them, which the runtime appends to the slot's output by itself: the scheduler never sends it back.
+    Row r computes tokens `starts[r] … starts[r] + counts[r] - 1` of its slot (prompt, then output) and, where `samples[r]`
+    is 1, samples the token behind them, which the runtime appends to the slot's output by itself: it is never sent back.
     A step without rows only changes state and is answered like any other.
     """
 

@@ -2,8 +2,8 @@
 
 Must not know: what a request says.
 
-An engine *generation* is one set of text, scheduler and runtime processes with sockets of its own. When one of them dies the whole
-generation ends, every open request with it, and a new one is started on fresh sockets: no stale message can reach it.
+An engine *generation* is one set of text, scheduler and runtime processes with sockets of its own. When one of them dies the
+whole generation ends, every open request with it, and a new one is started on fresh sockets: no stale message can reach it.
 """
 
 import enum
@@ -27,6 +27,8 @@ class Role(enum.StrEnum):
 
 @enum.unique
 class EnginePhase(enum.StrEnum):
+    """Where an engine stands, as `/health` tells it."""
+
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
