@@ -87,14 +87,14 @@ def _check_stops(params: SamplingParams) -> None:
         _check_int("stop_token_ids", token, 0, TOKENS_LIMIT - 1)
 
 
-def _check_int(param: str, value: int, low: int, high: int) -> None:
+def _check_int(param: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(param, f"{param} must be an integer, got {value!r}")
     if not low <= value <= high:
         raise ParameterError(param, f"{param} must be between {low} and {high}, got {value}")
 
 
-def _check_float(param: str, value: float, low: float, high: float) -> None:
+def _check_float(param: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ParameterError(param, f"{param} must be a finite number, got {value!r}")
     if not low <= value <= high:

@@ -28,8 +28,7 @@ class EngineStream(Protocol):
     async def receive(self) -> tuple[StreamEvent, ...]:
         """Waits for at least one event and returns all that are queued, the deltas of one choice merged into one.
 
-        The last event of the last batch is RequestEnded. Calling this after it, or before the verdict was Accepted, is an error.
-        Raises EngineLost when the engine dies.
+        The last event of the last batch is RequestEnded. Calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
         """
 
     def close(self, reason: AbortReason) -> None:
@@ -49,7 +48,8 @@ class Engine(Protocol):
     def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
         """Submits a request that lives no longer than `owner`.
 
-        Synchronous, so that no cancellation can come between submit and ownership. Rejected (QUEUE_FULL) at once when this process holds too many open requests. Call it only while the phase is READY.
+        Synchronous, so that no cancellation can come between submit and ownership. Rejected (QUEUE_FULL) at once when this
+        process holds too many open requests. Call it only while the phase is READY.
         """
 
     async def state(self) -> EngineState:
