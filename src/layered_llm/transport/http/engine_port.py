@@ -28,7 +28,8 @@ class EngineStream(Protocol):
     async def receive(self) -> tuple[StreamEvent, ...]:
         """Waits for at least one event and returns all that are queued, the deltas of one choice merged into one.
 
-        The last event of the last batch is RequestEnded. Calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
+        The last event of the last batch is RequestEnded; calling this after it, or before Accepted, is an error.
+        Raises EngineLost when the engine dies.
         """
 
     def close(self, reason: AbortReason) -> None:
