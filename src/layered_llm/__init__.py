@@ -1,0 +1,1 @@
+"""An LLM inference server, and the same engine as a library."""

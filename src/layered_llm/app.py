@@ -1,0 +1,1 @@
+"""ASGI application: `hypercorn layered_llm.app`."""
