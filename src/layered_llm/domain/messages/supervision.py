@@ -39,7 +39,7 @@ class EnginePhase(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class ProcessReady:
-    """A text, scheduler or runtime process can work. The scheduler tells the limits, nobody else does."""
+    """A text worker or the scheduler can work; the scheduler says it for the runtime too, and tells the limits."""
 
     role: Role
     index: int
@@ -56,7 +56,7 @@ class ApiHello:
 
 @attrs.frozen(kw_only=True)
 class ApiGoodbye:
-    """The API process has no open request and leaves in good order."""
+    """The API process has no open request and leaves in good order. Answered by Stop; the last one ends the engine."""
 
     api: ApiId
 
@@ -76,7 +76,11 @@ class EngineStatus:
 
 @attrs.frozen(kw_only=True)
 class Heartbeat:
-    """Sent by every process at a fixed interval and answered by nobody: the silence is the signal."""
+    """Sent by each text worker and the scheduler at a fixed interval and answered by nobody: the silence is the signal.
+
+    The runtime has no event loop to send it: its life shows in the exit of its process and in the scheduler's step deadline.
+    An API process is watched by its pid alone.
+    """
 
     role: Role
     index: int
@@ -130,7 +134,7 @@ class EngineState:
     """Names of processes that did not answer in time."""
 
 
-ApiToSupervisor = ApiHello | ApiGoodbye | Heartbeat | StateQuery | StateReport
-SupervisorToApi = EngineStatus | Heartbeat | StateQuery | EngineState | Stop
+ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport
+SupervisorToApi = EngineStatus | StateQuery | EngineState | Stop
 EngineToSupervisor = ProcessReady | Heartbeat | StateReport
 SupervisorToEngine = ApiDied | StateQuery | Stop
