@@ -1,0 +1,73 @@
+"""Everything that can go wrong with a server, as exceptions that say whose word it is.
+
+Must not know: httpx, JSON, how an error body is written.
+
+All derive from `ClientError`; any other exception that leaves this package is a bug of ours or a misuse by the caller.
+"""
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ApiError:
+    """What a server said about a failure; every field but the message may be missing."""
+
+    message: str
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    """As text: OpenAI sends words, vLLM and llama.cpp numbers."""
+
+
+class ClientError(Exception):
+    """The request did not end as asked, for a reason outside the caller's program."""
+
+
+class ConnectFailed(ClientError):  # noqa: N818 - states what happened
+    """No connection, or it broke before an answer began; the server may or may not have seen the request."""
+
+
+class ApiStatusError(ClientError):
+    """The server answered with an HTTP status of 400 or above, before any token."""
+
+    def __init__(
+        self, status: int, error: ApiError, *, retry_after_s: float | None = None, request_id: str | None = None
+    ) -> None:
+        super().__init__(f"HTTP {status}: {error.message}")
+        self.status = status
+        self.error = error
+        self.retry_after_s = retry_after_s
+        """From `retry-after-ms` or a numeric `retry-after`; None when the server gave neither."""
+        self.request_id = request_id
+
+
+class StreamError(ClientError):
+    """The server gave up in the middle of a stream and said so."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class StreamTruncated(ClientError):  # noqa: N818 - states what happened
+    """The stream ended, or its connection broke, before `[DONE]`: what was received may be a part of the answer."""
+
+
+class MalformedStream(ClientError):  # noqa: N818 - states what happened
+    """The server sent something that is not a stream of completion chunks."""
+
+
+class EventTooLarge(MalformedStream):
+    """One event is larger than the parser's limit."""
+
+
+class StreamTimeout(ClientError):  # noqa: N818 - states what happened
+    """The server was silent for too long; see the subclasses for which silence."""
+
+
+class FirstTokenTimeout(StreamTimeout):
+    """No token came within the time to first token."""
+
+
+class IdleTimeout(StreamTimeout):
+    """The stream had begun, then no event came within the idle time; comments (keep-alives) do not count as events."""
