@@ -3,7 +3,6 @@
 Must not know: JSON names, defaults of an endpoint, tokenizers.
 """
 
-import math
 from typing import Final
 
 import attrs
@@ -95,7 +94,8 @@ def _check_int(param: str, value: object, low: int, high: int) -> None:
 
 
 def _check_float(param: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ParameterError(param, f"{param} must be a finite number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124 - NaN
+        raise ParameterError(param, f"{param} must be a number, got {value!r}")
     if not low <= value <= high:
-        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {value:g}")
+        shown = f"{value:g}" if isinstance(value, float) else "an integer out of range"
+        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {shown}")

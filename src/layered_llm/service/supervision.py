@@ -1,0 +1,209 @@
+"""The supervisor's decisions, as a sans-I/O object: who is ready, who must be told what, who answers a state query.
+
+Must not know: processes, sockets, clocks (time comes in as an argument), requests.
+
+Peers are named as on the links: `api-3f2a`, `text-0`, `scheduler-0`. Every method returns the messages to send.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.supervision import (
+    ApiDied,
+    ApiHello,
+    EnginePhase,
+    EngineState,
+    EngineStatus,
+    ProcessReady,
+    Role,
+    StateQuery,
+    StateReport,
+    Stop,
+    SupervisorToApi,
+    SupervisorToEngine,
+)
+
+STATE_TIMEOUT_S: Final = 2.0
+MAX_RESTARTS: Final = 3
+RESTART_WINDOW_S: Final = 600.0
+
+Outgoing = tuple[str, SupervisorToApi | SupervisorToEngine]
+
+
+@attrs.define
+class _Query:
+    """One API process's question, waiting for everybody's answer."""
+
+    asker: str
+    asker_query: int
+    expires_s: float
+    missing: set[str]
+    reports: list[StateReport]
+
+
+@attrs.define
+class Supervision:
+    """What the supervisor knows. One generation of engine processes at a time."""
+
+    _pid: int
+    _phase: EnginePhase = EnginePhase.STARTING
+    _detail: str = "starting"
+    _generation: int = 0
+    _text_addresses: tuple[str, ...] = ()
+    _limits: EngineLimits | None = None
+    _expected: set[str] = attrs.field(factory=set)
+    """Engine peers of this generation that are not ready yet."""
+    _engine: tuple[str, ...] = ()
+    """Engine peers of this generation."""
+    _apis: dict[str, ApiId] = attrs.field(factory=dict)
+    _any_api_came: bool = False
+    _queries: dict[int, _Query] = attrs.field(factory=dict)
+    _next_query: int = 1
+    _restarts_s: list[float] = attrs.field(factory=list)
+
+    @property
+    def phase(self) -> EnginePhase:
+        return self._phase
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Every API process that ever came has left in good order."""
+        return self._any_api_came and not self._apis
+
+    def note(self, detail: str) -> tuple[Outgoing, ...]:
+        """Tells what is going on, without a change of phase."""
+        return self._move(self._phase, detail)
+
+    def generation_started(self, text_addresses: tuple[str, ...]) -> tuple[Outgoing, ...]:
+        """New engine processes are on their way."""
+        self._generation += 1
+        self._text_addresses = text_addresses
+        self._limits = None
+        texts = tuple(peer_name(Role.TEXT, index) for index in range(len(text_addresses)))
+        self._engine = (*texts, peer_name(Role.SCHEDULER, 0))
+        self._expected = set(self._engine)
+        return self._move(self._phase, "loading the model")
+
+    def process_ready(self, ready: ProcessReady) -> tuple[Outgoing, ...]:
+        """One more engine process can work; with the last one the engine is READY."""
+        self._expected.discard(peer_name(ready.role, ready.index))
+        self._limits = ready.limits or self._limits
+        if self._expected or self._phase in (EnginePhase.STOPPING, EnginePhase.FAILED):
+            return ()
+        if self._limits is None:
+            raise InvariantViolated("every process is ready and none told the limits")
+        return self._move(EnginePhase.READY, "ready")
+
+    def generation_died(self, reason: str, now_s: float) -> tuple[Outgoing, ...]:
+        """An engine process ended by itself. A start that failed is not repeated: it would fail again."""
+        was_ready = self._phase is EnginePhase.READY
+        self._restarts_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTART_WINDOW_S]
+        silenced = self._forget_engine()
+        if not was_ready or len(self._restarts_s) >= MAX_RESTARTS:
+            return (*silenced, *self._move(EnginePhase.FAILED, reason))
+        self._restarts_s.append(now_s)
+        return (*silenced, *self._move(EnginePhase.RESTARTING, f"restarting: {reason}"))
+
+    def start_failed(self, reason: str) -> tuple[Outgoing, ...]:
+        """Nothing could be started at all."""
+        return self._move(EnginePhase.FAILED, reason)
+
+    def stopping(self) -> tuple[Outgoing, ...]:
+        """Everybody leaves."""
+        told = self._move(EnginePhase.STOPPING, "shutting down")
+        return (*told, *((peer, Stop()) for peer in self._engine))
+
+    def api_hello(self, hello: ApiHello) -> tuple[Outgoing, ...]:
+        """An API process introduced itself."""
+        peer = api_peer_name(hello.api)
+        self._apis[peer] = hello.api
+        self._any_api_came = True
+        return ((peer, self._status()),)
+
+    def api_goodbye(self, api: ApiId) -> tuple[Outgoing, ...]:
+        """An API process leaves in good order; it waits for the Stop, the last one for the end of the supervisor."""
+        peer = api_peer_name(api)
+        self._forget_api(peer)
+        return ((peer, Stop()),) if self._apis else ()
+
+    def api_died(self, api: ApiId) -> tuple[Outgoing, ...]:
+        """An API process is gone without goodbye (or after it: then nothing is open and nothing happens)."""
+        if api_peer_name(api) not in self._apis:
+            return ()
+        answers = self._forget_api(api_peer_name(api))
+        texts = [peer for peer in self._engine if peer.startswith(Role.TEXT)]
+        return (*answers, *((peer, ApiDied(api=api)) for peer in texts))
+
+    def query_state(self, asker: str, query: StateQuery, now_s: float) -> tuple[Outgoing, ...]:
+        """Passes an API process's question on to everybody, under a number of its own."""
+        number, self._next_query = self._next_query, self._next_query + 1
+        asked = {*self._apis, *self._engine}
+        self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, asked, [])
+        return tuple((peer, StateQuery(query=number)) for peer in sorted(asked)) or self._answer(number)
+
+    def report(self, peer: str, report: StateReport) -> tuple[Outgoing, ...]:
+        """One answer; the last one answers the asker."""
+        query = self._queries.get(report.query)
+        if query is None or peer not in query.missing:
+            return ()
+        query.reports.append(report)
+        return self._no_longer_missing([report.query], peer)
+
+    def expire_queries(self, now_s: float) -> tuple[Outgoing, ...]:
+        """Answers the queries whose time is over with what came."""
+        late = [number for number, query in self._queries.items() if query.expires_s <= now_s]
+        return tuple(outgoing for number in late for outgoing in self._answer(number))
+
+    def _no_longer_missing(self, numbers: Iterable[int], peer: str) -> tuple[Outgoing, ...]:
+        answers: list[Outgoing] = []
+        for number in numbers:
+            self._queries[number].missing.discard(peer)
+            if not self._queries[number].missing:
+                answers.extend(self._answer(number))
+        return tuple(answers)
+
+    def _answer(self, number: int) -> tuple[Outgoing, ...]:
+        query = self._queries.pop(number)
+        silent = tuple(sorted(query.missing))
+        return ((query.asker, EngineState(query=query.asker_query, reports=tuple(query.reports), silent=silent)),)
+
+    def _forget_api(self, peer: str) -> tuple[Outgoing, ...]:
+        self._apis.pop(peer, None)
+        self._queries = {number: query for number, query in self._queries.items() if query.asker != peer}
+        return self._no_longer_missing(list(self._queries), peer)
+
+    def _forget_engine(self) -> tuple[Outgoing, ...]:
+        """The dead give no report; who asked for it hears so at once, since `silent` names those that are still missing."""
+        waiting = [number for number, query in self._queries.items() if query.missing & set(self._engine)]
+        self._engine, self._expected = (), set()
+        return tuple(outgoing for number in waiting for outgoing in self._answer(number))
+
+    def _move(self, phase: EnginePhase, detail: str) -> tuple[Outgoing, ...]:
+        self._phase, self._detail = phase, detail
+        return tuple((peer, self._status()) for peer in self._apis)
+
+    def _status(self) -> EngineStatus:
+        is_ready = self._phase is EnginePhase.READY
+        return EngineStatus(
+            phase=self._phase,
+            generation=self._generation,
+            supervisor_pid=self._pid,
+            detail=self._detail,
+            text_addresses=self._text_addresses if is_ready else (),
+            limits=self._limits if is_ready else None,
+        )
+
+
+def peer_name(role: Role, index: int) -> str:
+    """The name of an engine process on every link."""
+    return f"{role.value}-{index}"
+
+
+def api_peer_name(api: ApiId) -> str:
+    """The name of an API process on every link."""
+    return f"{Role.API.value}-{api:x}"

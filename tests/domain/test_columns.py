@@ -1,0 +1,48 @@
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layered_llm.domain.columns import (
+    pack_i8,
+    pack_i32,
+    pack_i64,
+    packed,
+    rows,
+    same_rows,
+    unpack_i8,
+    unpack_i32,
+    unpack_i64,
+)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.lists(st.integers(-(2**63), 2**63 - 1)), st.lists(st.integers(-128, 127)))
+def test_columns_give_back_what_was_packed(small: list[int], large: list[int], tiny: list[int]) -> None:
+    assert small == list(unpack_i32(pack_i32(small)))
+    assert large == list(unpack_i64(pack_i64(large)))
+    assert tiny == list(unpack_i8(pack_i8(tiny)))
+
+
+def test_a_value_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        pack_i32([2**31])
+
+
+@attrs.frozen
+class _Holder:
+    column: bytes = attrs.field(validator=packed("i"))
+
+
+@pytest.mark.parametrize("value", [b"123", bytearray(4), "1234", None])
+def test_a_field_that_is_no_whole_column_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="column"):
+        _Holder(value)  # type: ignore[arg-type]  # what a peer may send
+
+
+def test_rows_are_counted_in_items() -> None:
+    assert 3 == rows("q", pack_i64([1, 2, 3]))
+
+
+def test_ragged_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match="unequal"):
+        same_rows(a=("i", pack_i32([1])), b=("q", pack_i64([1, 2])))

@@ -1,0 +1,55 @@
+import math
+from typing import Any
+
+import pytest
+
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.sampling import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2**31),
+        ("max_tokens", True),
+        ("min_tokens", -1),
+        ("n", 0),
+        ("n", 10**9),
+        ("n", "2"),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("temperature", 10**400),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("seed", 2**63),
+        ("stop", ("",)),
+        ("stop", ("x",) * 65),
+        ("stop", ("x" * 1025,)),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (1,) * 129),
+    ],
+)
+def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{field: value})
+
+    assert field == caught.value.param
+    assert field.split("_", maxsplit=1)[0] in caught.value.message
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+    assert "min_tokens" == caught.value.param
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-6, True), (0.01, False), (1.0, False)])
+def test_a_temperature_close_to_zero_is_greedy(temperature: float, greedy: bool) -> None:
+    assert greedy is SamplingParams(temperature=temperature).is_greedy

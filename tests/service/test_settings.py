@@ -1,0 +1,84 @@
+import argparse
+
+import attrs
+import pytest
+
+from layered_llm.service.settings import Settings, SettingsError, add_arguments, child_environment, flag, load
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_the_default() -> None:
+    environment = {"LAYERED_LLM_PORT": "9001", "LAYERED_LLM_PAGE_SIZE": "4"}
+
+    settings = load(parse("--port", "9002"), environment)
+
+    assert (9002, 4, 256) == (settings.port, settings.page_size, settings.max_running_requests)
+
+
+@pytest.mark.parametrize("field", attrs.fields(Settings), ids=lambda field: field.name)
+def test_every_setting_has_a_flag_and_a_help_text(field: "attrs.Attribute[object]") -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+
+    assert flag(field.name) in actions
+    assert actions[flag(field.name)].help
+
+
+def test_vllm_and_sglang_spellings_are_aliases() -> None:
+    settings = load(parse("--max-model-len", "64", "--max-num-seqs", "2", "--model-path", "m", "--block-size", "8"), {})
+
+    assert (64, 2, "m", 8) == (
+        settings.max_seq_len_override,
+        settings.max_running_requests,
+        settings.model,
+        settings.page_size,
+    )
+
+
+def test_lists_are_words_on_the_command_line_and_commas_in_the_environment() -> None:
+    assert ("a", "b") == load(parse("--served-model-name", "a", "b"), {}).served_model_name
+    assert ("a", "b") == load(None, {"LAYERED_LLM_SERVED_MODEL_NAME": "a, b"}).served_model_name
+
+
+@pytest.mark.parametrize(("word", "value"), [("1", True), ("TRUE", True), ("off", False)])
+def test_booleans_in_the_environment(word: str, value: bool) -> None:
+    assert value is load(None, {"LAYERED_LLM_ANY_MODEL_NAME": word}).any_model_name
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("LAYERED_LLM_PROT", "1", "LAYERED_LLM_PORT"),
+        ("LAYERED_LLM_PORT", "eight", "LAYERED_LLM_PORT"),
+        ("LAYERED_LLM_PORT", "65536", "65535"),
+        ("LAYERED_LLM_PORT", "-1", "at least 0"),
+        ("LAYERED_LLM_ANY_MODEL_NAME", "maybe", "true or false"),
+        ("LAYERED_LLM_DEVICE", "tpu", "cpu, scripted"),
+        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "inf", "--heartbeat-interval-s"),
+        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "nan", "--heartbeat-interval-s"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_is_allowed(variable: str, value: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        load(None, {variable: value})
+
+
+def test_settings_travel_to_other_processes_unchanged() -> None:
+    settings = load(parse("--served-model-name", "a", "b", "--num-pages", "7"), {})
+
+    assert settings == Settings.from_json(settings.to_json())
+
+
+def test_engine_processes_get_settings_from_their_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYERED_LLM_PORT", "1")
+    monkeypatch.setenv("OTHER", "kept")
+
+    environment = child_environment()
+
+    assert ("kept", None) == (environment.get("OTHER"), environment.get("LAYERED_LLM_PORT"))

@@ -1,0 +1,185 @@
+import pytest
+
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.supervision import (
+    ApiDied,
+    ApiHello,
+    EnginePhase,
+    EngineState,
+    EngineStatus,
+    ProcessReady,
+    Role,
+    StateQuery,
+    StateReport,
+    Stop,
+)
+from layered_llm.service.supervision import (
+    MAX_RESTARTS,
+    RESTART_WINDOW_S,
+    STATE_TIMEOUT_S,
+    Outgoing,
+    Supervision,
+    api_peer_name,
+)
+
+API, OTHER_API = ApiId(0x3F2A), ApiId(0x77)
+LIMITS = EngineLimits(context_tokens=128, vocabulary_size=300)
+TEXTS = ("ipc://text-0", "ipc://text-1")
+
+
+@pytest.fixture
+def supervision() -> Supervision:
+    return Supervision(pid=1)
+
+
+def only_status(outgoing: tuple[Outgoing, ...]) -> EngineStatus:
+    ((_peer, message),) = outgoing
+    assert isinstance(message, EngineStatus)
+    return message
+
+
+def make_ready(supervision: Supervision) -> tuple[Outgoing, ...]:
+    supervision.generation_started(TEXTS)
+    supervision.process_ready(ProcessReady(role=Role.TEXT, index=0))
+    supervision.process_ready(ProcessReady(role=Role.SCHEDULER, index=0, limits=LIMITS))
+    return supervision.process_ready(ProcessReady(role=Role.TEXT, index=1))
+
+
+def report(query: int, role: Role, index: int) -> StateReport:
+    return StateReport(query=query, role=role, index=index, pid=1, open_requests=0, maps=())
+
+
+def hello(supervision: Supervision, api: ApiId = API) -> EngineStatus:
+    return only_status(supervision.api_hello(ApiHello(api=api, pid=1)))
+
+
+def test_an_api_process_hears_the_status_when_it_comes(supervision: Supervision) -> None:
+    status = hello(supervision)
+
+    assert (EnginePhase.STARTING, 0, (), None) == (status.phase, status.generation, status.text_addresses, status.limits)
+
+
+def test_the_engine_is_ready_with_its_last_process_and_tells_where_and_how_much(supervision: Supervision) -> None:
+    hello(supervision)
+
+    outgoing = make_ready(supervision)
+
+    assert [api_peer_name(API)] == [peer for peer, _status in outgoing]
+    status = only_status(outgoing)
+    assert (EnginePhase.READY, 1, TEXTS, LIMITS) == (status.phase, status.generation, status.text_addresses, status.limits)
+
+
+def test_a_generation_that_never_was_ready_fails_for_good(supervision: Supervision) -> None:
+    hello(supervision)
+    supervision.generation_started(TEXTS)
+
+    status = only_status(supervision.generation_died("no config.json", now_s=1.0))
+
+    assert (EnginePhase.FAILED, "no config.json") == (status.phase, status.detail)
+
+
+def test_a_ready_generation_that_dies_is_restarted_a_bounded_number_of_times(supervision: Supervision) -> None:
+    phases = []
+    for death in range(MAX_RESTARTS + 1):
+        make_ready(supervision)
+        supervision.generation_died("killed", now_s=float(death))
+        phases.append(supervision.phase)
+
+    assert [EnginePhase.RESTARTING] * MAX_RESTARTS + [EnginePhase.FAILED] == phases
+
+
+def test_restarts_long_ago_do_not_count(supervision: Supervision) -> None:
+    for death in range(MAX_RESTARTS + 1):
+        make_ready(supervision)
+        supervision.generation_died("killed", now_s=death * RESTART_WINDOW_S)
+
+    assert EnginePhase.RESTARTING == supervision.phase
+
+
+def test_only_the_last_api_process_ends_the_engine(supervision: Supervision) -> None:
+    hello(supervision)
+    hello(supervision, OTHER_API)
+    assert not supervision.is_abandoned
+
+    first = supervision.api_goodbye(API)
+    last = supervision.api_goodbye(OTHER_API)
+
+    assert ((api_peer_name(API), Stop()),) == first
+    assert () == last
+    assert supervision.is_abandoned
+
+
+def test_a_dead_api_process_is_told_to_every_text_worker(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+
+    assert (("text-0", ApiDied(api=API)), ("text-1", ApiDied(api=API))) == supervision.api_died(API)
+
+
+def test_the_exit_after_a_goodbye_is_no_death(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    supervision.api_goodbye(API)
+
+    assert () == supervision.api_died(API)
+
+
+def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    asker = api_peer_name(API)
+
+    asked = supervision.query_state(asker, StateQuery(query=77), now_s=0.0)
+    number = asked[0][1].query  # type: ignore[union-attr]  # a StateQuery, as the next line asserts
+    answers = [(peer, supervision.report(peer, report(number, Role.TEXT, 0))) for peer, _query in asked]
+
+    assert {asker, "scheduler-0", "text-0", "text-1"} == {peer for peer, _query in asked}
+    assert [()] * 3 == [answer for _peer, answer in answers[:-1]]
+    ((to, state),) = answers[-1][1]
+    assert isinstance(state, EngineState)
+    assert (asker, 77, 4, ()) == (to, state.query, len(state.reports), state.silent)
+
+
+def test_a_silent_process_is_named_after_the_timeout(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    supervision.report("text-0", report(1, Role.TEXT, 0))
+
+    assert () == supervision.expire_queries(STATE_TIMEOUT_S / 2)
+    ((_to, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
+    assert isinstance(state, EngineState)
+    assert (api_peer_name(API), "scheduler-0", "text-1") == state.silent
+
+
+def test_a_process_that_dies_while_asked_does_not_hold_the_answer_up(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    supervision.report(api_peer_name(API), report(1, Role.API, 0))
+
+    (_to, state), *_status = supervision.generation_died("killed", now_s=0.1)
+
+    assert isinstance(state, EngineState)
+    assert ("scheduler-0", "text-0", "text-1") == state.silent
+
+
+def test_a_late_or_doubled_report_is_dropped(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    supervision.report("text-0", report(1, Role.TEXT, 0))
+
+    assert () == supervision.report("text-0", report(1, Role.TEXT, 0))
+    assert () == supervision.report("text-0", report(99, Role.TEXT, 0))
+
+
+def test_stopping_tells_everybody(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+
+    told = supervision.stopping()
+
+    assert {"text-0", "text-1", "scheduler-0"} == {peer for peer, message in told if message == Stop()}
+    assert EnginePhase.STOPPING == supervision.phase
