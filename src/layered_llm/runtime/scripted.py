@@ -1,0 +1,95 @@
+"""A device that follows a script instead of a model, for tests and for measuring everything but a model.
+
+Must not know: torch, models, policy.
+
+Its KV cache is real in all but content: each executed token is written into the cell that the slot's page table names, and
+sampling reads the whole history back through the page table. A wrong page, a page freed twice or shared by mistake, a lost
+or repeated token therefore show in the output, and a cell that nobody wrote is an InvariantViolated.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import numpy as np
+
+from layered_llm.domain.columns import pack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.runtime.scripts import History, Script
+from layered_llm.runtime.slots import Int32s, SlotTable
+
+_UNWRITTEN: Final = -1
+
+
+@attrs.frozen(kw_only=True)
+class ScriptedPace:
+    """How long a step with rows takes: `step_us + token_us * tokens`."""
+
+    step_us: int
+    token_us: int
+
+
+class ScriptedDevice:
+    """A Device whose sampled tokens come from `script`.
+
+    `wait` is called with seconds and lets the step's time pass, real or virtual; it is not called where that time is zero.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: RuntimeLimits,
+        script: Script,
+        pace: ScriptedPace,
+        wait: Callable[[float], None],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._limits = limits
+        self._script = script
+        self._pace = pace
+        self._wait = wait
+        self._now_us = now_us
+        self._slots = SlotTable(limits)
+        self._cells: Int32s = np.full(limits.pages * limits.page_size_tokens, _UNWRITTEN, np.int32)
+
+    @property
+    def limits(self) -> RuntimeLimits:
+        return self._limits
+
+    def execute(self, step: ExecuteStep) -> StepCompleted:
+        """Raises InvariantViolated for a step that contradicts the slots' state or reads a cell that nobody wrote."""
+        started_us = self._now_us()
+        rows = self._slots.apply(step)
+        tokens = self._slots.flatten(rows)
+        self._cells[tokens.cells] = tokens.token_ids
+        self._let_time_pass(tokens.token_ids.size)
+        slots = rows.slots[rows.sampled]
+        sampled = [self._sample(slot, end) for slot, end in zip(slots.tolist(), rows.ends[rows.sampled].tolist(), strict=True)]
+        self._slots.append_all(slots, np.array(sampled, np.int32))
+        return StepCompleted(
+            step=step.step,
+            token_ids=pack_i32(sampled),
+            device_us=self._now_us() - started_us,
+            open_slots=self._slots.open_count,
+        )
+
+    def _let_time_pass(self, tokens: int) -> None:
+        duration_us = self._pace.step_us + self._pace.token_us * tokens
+        if tokens and duration_us:
+            self._wait(duration_us / 1e6)
+
+    def _sample(self, slot: int, end: int) -> int:
+        page_size = self._limits.page_size_tokens
+        pages = self._slots.page_table(slot, end)
+        token_ids = self._cells.reshape(-1, page_size)[pages].reshape(-1)[:end]
+        if (token_ids == _UNWRITTEN).any():
+            raise InvariantViolated(f"slot {slot} reads a token that was never computed, from pages {pages.tolist()}")
+        history = History(
+            token_ids=token_ids,
+            prompt_tokens=self._slots.prompt_tokens(slot),
+            choice=self._slots.choice(slot),
+            sampling=self._slots.sampling(slot),
+        )
+        return self._script.next_token(history)

@@ -1,0 +1,100 @@
+"""The scripts of the scripted device: the next token as a function of the history.
+
+Must not know: pages, slots, steps, devices.
+
+A script honours `min_tokens` as a sampler does: while fewer tokens than that are sampled, no id of `end_ids` is chosen. What
+it chooses instead is said at each script.
+"""
+
+from typing import Final, Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.domain.sampling import GREEDY_TEMPERATURE
+
+_WORD: Final = (1 << 64) - 1
+_POLYNOMIAL_BASE: Final = 0x9E3779B97F4A7C15
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class History:
+    """All tokens of a choice at the moment it samples."""
+
+    token_ids: NDArray[np.int32]
+    """Prompt, then output."""
+    prompt_tokens: int
+    choice: int
+    sampling: TokenSampling
+
+    @property
+    def output_tokens(self) -> int:
+        return self.token_ids.size - self.prompt_tokens
+
+    @property
+    def masked_ids(self) -> tuple[int, ...]:
+        """Ids that must not be sampled now."""
+        return self.sampling.end_ids if self.output_tokens < self.sampling.min_tokens else ()
+
+
+class Script(Protocol):
+    """Chooses tokens."""
+
+    def next_token(self, history: History) -> int:
+        """The token behind `history`, the same for the same history."""
+
+
+@attrs.frozen(kw_only=True)
+class EchoScript:
+    """Output position k is prompt token k modulo the prompt's length, so that the prompt says what comes out.
+
+    A masked token is skipped in favour of the next one of the prompt, in the round, that is not masked; if all are, the
+    smallest id that is not masked is chosen.
+    """
+
+    def next_token(self, history: History) -> int:
+        first, length, masked = history.output_tokens, history.prompt_tokens, history.masked_ids
+        if not masked:
+            return int(history.token_ids[first % length])
+        for k in range(first, first + length):
+            token = int(history.token_ids[k % length])
+            if token not in masked:
+                return token
+        return next(token for token in range(len(masked) + 1) if token not in masked)
+
+
+@attrs.frozen(kw_only=True)
+class HashScript:
+    """A hash of the whole history, mapped to `first_id … first_id + id_count - 1`.
+
+    One lost, repeated, swapped or foreign token changes everything behind it. The choice's index and, unless greedy, the seed
+    are mixed in. A masked token gives way to the next id of the range, in the round, that is not masked; if all are, the
+    hashed one stays.
+    """
+
+    first_id: int
+    id_count: int
+
+    def next_token(self, history: History) -> int:
+        seed = history.sampling.seed if history.sampling.temperature >= GREEDY_TEMPERATURE else 0
+        mixed = _mix(_polynomial(history.token_ids) ^ _mix(seed) ^ _mix(history.choice + 1))
+        offsets = [(mixed + step) % self.id_count for step in range(self.id_count if history.masked_ids else 1)]
+        allowed = (offset for offset in offsets if self.first_id + offset not in history.masked_ids)
+        return self.first_id + next(allowed, offsets[0])
+
+
+def _polynomial(token_ids: NDArray[np.int32]) -> int:
+    """The polynomial with coefficients `token + 1` at a fixed odd base, modulo 2**64."""
+    powers = np.full(token_ids.size, _POLYNOMIAL_BASE, np.uint64)
+    powers[:1] = 1
+    return int(np.dot(token_ids.astype(np.uint64) + np.uint64(1), np.multiply.accumulate(powers)))
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's output function (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _WORD
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
+    return value ^ (value >> 31)

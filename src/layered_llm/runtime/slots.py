@@ -1,0 +1,224 @@
+"""The slot table: what each running choice is, as told by the deltas of the steps so far.
+
+Must not know: tensors, models, how a token is sampled, what a page holds.
+
+Shared by all devices. Everything is a column or a matrix of integers, so that the work per step grows with its rows, not
+with a Python object for each token. Invariants of an open slot: computed tokens ≤ known tokens ≤ context + 1, and its page
+table covers its computed tokens. A step that contradicts the state is our own fault: InvariantViolated, and the process ends.
+"""
+
+from typing import Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+_SURPLUS_TOKENS: Final = 1
+"""With two steps in flight, a choice that ended in the first still samples in the second."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepRows:
+    """The rows of one step, checked against the slots' state. All columns have one entry for each row."""
+
+    slots: Int64s
+    starts: Int64s
+    counts: Int64s
+    ends: Int64s
+    """`starts + counts`: the tokens that the row attends to at its last position."""
+    sampled: Int64s
+    """Indices of the rows that sample, ascending."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class FlatTokens:
+    """The tokens of a step one behind the other, row after row, without padding."""
+
+    token_ids: Int64s
+    positions: Int64s
+    cells: Int64s
+    """Where each token's state lives: `page id * page size + offset in the page`."""
+
+
+class SlotTable:
+    """State of all slots: tokens, page tables, counters, sampling parameters."""
+
+    def __init__(self, limits: RuntimeLimits) -> None:
+        self._limits = limits
+        width = limits.context_tokens + _SURPLUS_TOKENS
+        self._tokens: Int32s = np.zeros((limits.slots, width), np.int32)
+        self._pages: Int32s = np.zeros((limits.slots, -(-width // limits.page_size_tokens)), np.int32)
+        self._is_open: NDArray[np.bool_] = np.zeros(limits.slots, np.bool_)
+        self._prompt_tokens: Int64s = np.zeros(limits.slots, np.int64)
+        self._known_tokens: Int64s = np.zeros(limits.slots, np.int64)
+        self._computed_tokens: Int64s = np.zeros(limits.slots, np.int64)
+        self._start_limits: Int64s = np.zeros(limits.slots, np.int64)
+        self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
+        self._choices: dict[int, tuple[int, TokenSampling]] = {}
+
+    @property
+    def open_count(self) -> int:
+        return len(self._choices)
+
+    def apply(self, step: ExecuteStep) -> StepRows:
+        """Applies the step's deltas in their order, then checks its rows and counts their tokens as computed."""
+        for slot in _column(step.retired).tolist():
+            self._retire(slot)
+        for opening in step.opened:
+            self._open(opening)
+        self._apply_page_deltas(step)
+        rows = self._checked_rows(step)
+        self._computed_tokens[rows.slots] = rows.ends
+        self._start_limits[rows.slots] = rows.ends
+        return rows
+
+    def append(self, slot: int, token: int) -> None:
+        """Adds one sampled token to the slot's output."""
+        self.append_all(np.array([slot], np.int64), np.array([token], np.int32))
+
+    def append_all(self, slots: Int64s, token_ids: Int32s) -> None:
+        """Adds one sampled token to the output of each of `slots`, which are distinct and open."""
+        known = self._known_tokens[slots]
+        if (known >= self._tokens.shape[1]).any():
+            raise InvariantViolated("a token is appended beyond the context")
+        self._tokens[slots, known] = token_ids
+        self._known_tokens[slots] = known + 1
+
+    def flatten(self, rows: StepRows) -> FlatTokens:
+        """The tokens that `rows` compute, with their positions and cells."""
+        ends = np.cumsum(rows.counts)
+        slots = np.repeat(rows.slots, rows.counts)
+        positions = np.arange(slots.size) + np.repeat(rows.starts - (ends - rows.counts), rows.counts)
+        page_size = self._limits.page_size_tokens
+        cells = self._pages[slots, positions // page_size].astype(np.int64) * page_size + positions % page_size
+        return FlatTokens(token_ids=self._tokens[slots, positions].astype(np.int64), positions=positions, cells=cells)
+
+    def page_table(self, slot: int, tokens: int) -> Int32s:
+        """Page ids that hold the slot's first `tokens` tokens; a view."""
+        return self._pages[slot, : -(-tokens // self._limits.page_size_tokens)]
+
+    def page_tables(self, slots: Int64s, pages: int) -> Int32s:
+        """The first `pages` page ids of each of `slots`, [slots, pages]; ids behind a table's end belong to some page."""
+        return self._pages[slots, :pages]
+
+    def prompt_ids(self, slot: int) -> Int32s:
+        """The slot's prompt; a view."""
+        return self._tokens[slot, : self._prompt_tokens[slot]]
+
+    def output_ids(self, slot: int) -> Int32s:
+        """The slot's output so far; a view."""
+        return self._tokens[slot, self._prompt_tokens[slot] : self._known_tokens[slot]]
+
+    def prompt_tokens(self, slot: int) -> int:
+        return int(self._prompt_tokens[slot])
+
+    def output_tokens(self, slot: int) -> int:
+        return int(self._known_tokens[slot] - self._prompt_tokens[slot])
+
+    def choice(self, slot: int) -> int:
+        """Index of the slot's choice in its request."""
+        return self._choices[slot][0]
+
+    def sampling(self, slot: int) -> TokenSampling:
+        return self._choices[slot][1]
+
+    def _retire(self, slot: int) -> None:
+        if self._choices.pop(slot, None) is None:
+            raise InvariantViolated(f"slot {slot} is retired but not open")
+        self._is_open[slot] = False
+
+    def _open(self, opening: OpenSlot) -> None:
+        slot = int(opening.slot)
+        if slot in self._choices or not 0 <= slot < self._limits.slots:
+            raise InvariantViolated(f"slot {slot} is opened but already open or out of range")
+        prompt, output = _column(opening.prompt_ids), _column(opening.output_ids)
+        known = prompt.size + output.size
+        if not prompt.size or known > self._limits.context_tokens:
+            raise InvariantViolated(f"slot {slot} is opened with {prompt.size} prompt and {output.size} output tokens")
+        self._check_vocabulary(slot, prompt)
+        self._check_vocabulary(slot, output)
+        self._tokens[slot, : prompt.size] = prompt
+        self._tokens[slot, prompt.size : known] = output
+        self._is_open[slot] = True
+        self._prompt_tokens[slot] = prompt.size
+        self._known_tokens[slot] = known
+        self._computed_tokens[slot] = 0
+        self._start_limits[slot] = known - 1
+        self._page_counts[slot] = 0
+        self._pages[slot] = 0
+        self._choices[slot] = (opening.choice, opening.sampling)
+
+    def _check_vocabulary(self, slot: int, token_ids: Int32s) -> None:
+        if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < self._limits.vocabulary_size):
+            raise InvariantViolated(f"slot {slot} is opened with a token outside the vocabulary")
+
+    def _apply_page_deltas(self, step: ExecuteStep) -> None:
+        counts = _column(step.page_counts)
+        page_ids = _column(step.page_ids)
+        if (counts < 0).any() or int(counts.sum()) != page_ids.size:
+            raise InvariantViolated(f"page deltas count {counts.tolist()} ids but carry {page_ids.size}")
+        if page_ids.size and not (page_ids.min() >= 0 and page_ids.max() < self._limits.pages):
+            raise InvariantViolated(f"a page id is outside 0 … {self._limits.pages - 1}: {page_ids.tolist()}")
+        taken = 0
+        deltas = zip(_column(step.page_slots).tolist(), counts.tolist(), _column(step.page_offsets).tolist(), strict=True)
+        for slot, count, offset in deltas:
+            self._set_pages(slot, offset, page_ids[taken : taken + count])
+            taken += count
+
+    def _set_pages(self, slot: int, offset: int, page_ids: Int32s) -> None:
+        if slot not in self._choices:
+            raise InvariantViolated(f"pages are given to slot {slot}, which is not open")
+        length, end = int(self._page_counts[slot]), offset + page_ids.size
+        if not 0 <= offset <= length or end > self._pages.shape[1]:
+            raise InvariantViolated(f"slot {slot}: pages {offset} … {end - 1} do not fit a table of {length}")
+        self._pages[slot, offset:end] = page_ids
+        if offset < length:
+            replaced_tokens = end * self._limits.page_size_tokens
+            self._start_limits[slot] = max(int(self._start_limits[slot]), replaced_tokens)
+        self._page_counts[slot] = max(length, end)
+
+    def _checked_rows(self, step: ExecuteStep) -> StepRows:
+        slots, starts = _column(step.slots).astype(np.int64), _column(step.starts).astype(np.int64)
+        counts, samples = _column(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
+        if ((slots < 0) | (slots >= self._limits.slots)).any() or not self._is_open[slots].all():
+            raise InvariantViolated(f"a row names a slot that is not open: {slots.tolist()}")
+        if np.unique(slots).size != slots.size:
+            raise InvariantViolated(f"a slot has two rows in one step: {slots.tolist()}")
+        ends = starts + counts
+        known = self._known_tokens[slots]
+        faults = (
+            ("has no tokens", counts < 1),
+            ("does not start where its computed tokens end", self._is_gap(slots, starts)),
+            ("goes beyond its known tokens", ends > known),
+            ("goes beyond the context", ends > self._limits.context_tokens),
+            ("goes beyond its page table", ends > self._page_counts[slots] * self._limits.page_size_tokens),
+            ("samples before its last known token", (samples != 0) & (ends != known)),
+        )
+        for fault, is_faulty in faults:
+            if is_faulty.any():
+                raise InvariantViolated(self._describe(fault, int(is_faulty.argmax()), slots, starts, ends))
+        return StepRows(slots=slots, starts=starts, counts=counts, ends=ends, sampled=np.flatnonzero(samples))
+
+    def _is_gap(self, slots: Int64s, starts: Int64s) -> NDArray[np.bool_]:
+        """A row continues its slot; the first one, and one behind replaced pages, may skip what the pages already hold."""
+        return (starts < self._computed_tokens[slots]) | (starts > self._start_limits[slots])
+
+    def _describe(self, fault: str, row: int, slots: Int64s, starts: Int64s, ends: Int64s) -> str:
+        slot = int(slots[row])
+        return (
+            f"the row of slot {slot}, tokens {starts[row]} … {ends[row] - 1}, {fault}: {self._known_tokens[slot]} tokens are "
+            f"known, {self._computed_tokens[slot]} computed, {self._page_counts[slot]} pages of "
+            f"{self._limits.page_size_tokens} held"
+        )
+
+
+def _column(packed: bytes) -> Int32s:
+    return np.frombuffer(packed, np.int32)

@@ -1,0 +1,147 @@
+import subprocess
+import sys
+
+import pytest
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
+
+LIMITS = RuntimeLimits(pages=64, page_size_tokens=4, slots=8, context_tokens=64, vocabulary_size=300)
+ECHO = EchoScript()
+HASH = HashScript(first_id=97, id_count=26)
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now_us = 0
+
+    def wait(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1e6)
+
+
+def scripted(
+    script: Script = HASH, *, clock: VirtualClock | None = None, step_us: int = 0, token_us: int = 0
+) -> ScriptedDevice:
+    clock = clock or VirtualClock()
+    return ScriptedDevice(
+        limits=LIMITS,
+        script=script,
+        pace=ScriptedPace(step_us=step_us, token_us=token_us),
+        wait=clock.wait,
+        now_us=lambda: clock.now_us,
+    )
+
+
+def test_echo_repeats_the_prompt() -> None:
+    assert [[5, 250, 7, 5, 250]] == generate(scripted(ECHO), [[5, 250, 7]], output_tokens=5)
+
+
+def test_echo_skips_masked_ids_until_min_tokens_are_sampled() -> None:
+    params = greedy(min_tokens=2, end_ids=(250,))
+    assert [[5, 7, 7, 5, 250]] == generate(scripted(ECHO), [[5, 250, 7]], output_tokens=5, params=[params])
+
+
+def test_echo_finds_an_unmasked_id_even_if_the_whole_prompt_is_masked() -> None:
+    params = greedy(min_tokens=1, end_ids=(0, 1, 9))
+    assert [[2, 9]] == generate(scripted(ECHO), [[9]], output_tokens=2, params=[params])
+
+
+def test_hash_depends_on_every_token_of_the_history() -> None:
+    base = generate(scripted(), [[1, 2, 3, 4]], output_tokens=8)
+    others = generate(scripted(), [[1, 2, 3], [1, 2, 3, 3], [2, 1, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 4]], output_tokens=8)
+    assert all(base[0] != other for other in others)
+
+
+def test_hash_stays_in_its_range_and_uses_all_of_it() -> None:
+    (output,) = generate(scripted(), [[1]], output_tokens=60)
+    assert set(output) <= set(range(97, 123))
+    assert len(set(output)) > 15
+
+
+def test_hash_goes_on_after_a_preemption_as_if_there_had_been_none() -> None:
+    (whole,) = generate(scripted(), [[1, 2, 3]], output_tokens=10)
+    driver = Driver(scripted(), 3)
+    driver.add(open_slot(4, [1, 2, 3], whole[:4]), output_tokens=6)
+    assert whole[4:] == driver.run()[4]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
+def test_hash_depends_on_neither_chunks_nor_batch_mates(chunk_tokens: int) -> None:
+    prompts = [[1, 2, 3, 4, 5], [9], [8] * 11]
+    alone = [generate(scripted(), [prompt], output_tokens=9)[0] for prompt in prompts]
+    assert alone == generate(scripted(), prompts, output_tokens=9, chunk_tokens=chunk_tokens)
+
+
+def test_hash_mixes_the_choice_in() -> None:
+    driver = Driver(scripted(), 100)
+    for choice in range(3):
+        driver.add(open_slot(choice, [1, 2, 3], choice=choice), output_tokens=8)
+    assert 3 == len({tuple(tokens) for tokens in driver.run().values()})
+
+
+def test_hash_mixes_the_seed_in_unless_greedy() -> None:
+    params = [sampling(seed=1), sampling(seed=2), sampling(seed=-2), greedy(), sampling(temperature=0.0, seed=9)]
+    outputs = generate(scripted(), [[1, 2, 3]] * 5, output_tokens=8, params=params)
+    assert 4 == len({tuple(output) for output in outputs})
+    assert outputs[3] == outputs[4]
+
+
+def test_hash_avoids_masked_ids_until_min_tokens_are_sampled() -> None:
+    end_ids = tuple(range(97, 122))
+    (output,) = generate(scripted(), [[1]], output_tokens=20, params=[greedy(min_tokens=10, end_ids=end_ids)])
+    assert [122] * 10 == output[:10]
+    assert [122] * 10 != output[10:]
+
+
+def test_a_page_given_to_two_choices_corrupts_the_output() -> None:
+    device = scripted(ECHO)
+    both = make_step(
+        opened=[open_slot(0, [1, 2]), open_slot(1, [3, 4])],
+        pages=[(0, 0, [5]), (1, 0, [5])],
+        rows=[(0, 0, 2, True), (1, 0, 2, True)],
+    )
+    assert [3, 3] == list(unpack_i32(device.execute(both).token_ids))
+
+
+def test_a_shared_prefix_page_is_read_through_both_page_tables() -> None:
+    device = scripted(ECHO)
+    device.execute(make_step(opened=[open_slot(0, [1, 2, 3, 4])], pages=[(0, 0, [9])], rows=[(0, 0, 4, False)]))
+    hit = make_step(2, opened=[open_slot(1, [1, 2, 3, 4, 6])], pages=[(1, 0, [9, 3])], rows=[(1, 4, 1, True)])
+    assert [1] == list(unpack_i32(device.execute(hit).token_ids))
+
+
+def test_reading_a_cell_that_nobody_wrote_is_our_fault() -> None:
+    step = make_step(opened=[open_slot(0, [1, 2, 3, 4, 5])], pages=[(0, 0, [9, 3])], rows=[(0, 4, 1, True)])
+    with pytest.raises(InvariantViolated, match="never computed"):
+        scripted().execute(step)
+
+
+def test_a_step_takes_its_fixed_time_and_its_tokens_time() -> None:
+    device = scripted(step_us=2000, token_us=10)
+    rows = [(0, 0, 3, True)]
+    done = device.execute(make_step(opened=[open_slot(0, [1, 2, 3])], pages=[(0, 0, [0])], rows=rows))
+    assert 2030 == done.device_us
+
+
+def test_a_step_without_rows_takes_no_time_and_is_answered() -> None:
+    device = scripted(step_us=2000)
+    done = device.execute(make_step(7, opened=[open_slot(0, [1])]))
+    assert (7, b"", 0, 1) == (done.step, done.token_ids, done.device_us, done.open_slots)
+
+
+def test_no_slot_stays_open_after_a_run() -> None:
+    driver = Driver(scripted(), 2)
+    driver.add(open_slot(0, [1, 2, 3]), output_tokens=3)
+    driver.add(open_slot(5, [4]), output_tokens=7)
+    driver.run()
+    assert driver.last is not None
+    assert 0 == driver.last.open_slots
+
+
+def test_the_scripted_device_starts_without_torch() -> None:
+    code = "import sys; import layered_llm.runtime.scripted; sys.exit('torch' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
+from layered_llm.runtime.slots import SlotTable
+from support.runtime_driver import make_step, open_slot
+
+LIMITS = RuntimeLimits(pages=8, page_size_tokens=4, slots=3, context_tokens=16, vocabulary_size=100)
+
+
+def table_with_prompt(*prompt: int) -> SlotTable:
+    table = SlotTable(LIMITS)
+    table.apply(make_step(opened=[open_slot(1, prompt)], pages=[(1, 0, [5, 2])]))
+    return table
+
+
+def test_a_slot_keeps_prompt_and_output_apart() -> None:
+    table = SlotTable(LIMITS)
+    table.apply(make_step(opened=[open_slot(2, [1, 2, 3], [7, 8])]))
+    assert [[1, 2, 3], [7, 8]] == [table.prompt_ids(2).tolist(), table.output_ids(2).tolist()]
+
+
+def test_a_sampled_token_joins_the_output() -> None:
+    table = table_with_prompt(1, 2)
+    table.apply(make_step(rows=[(1, 0, 2, True)]))
+    table.append(1, 9)
+    assert [9] == table.output_ids(1).tolist()
+    assert 1 == table.output_tokens(1)
+
+
+def test_tokens_are_flattened_row_after_row_with_their_cells() -> None:
+    table = table_with_prompt(10, 11, 12, 13, 14, 15)
+    rows = table.apply(make_step(opened=[open_slot(0, [20, 21])], pages=[(0, 0, [7])], rows=[(0, 0, 2, True), (1, 3, 3, True)]))
+    flat = table.flatten(rows)
+    assert [20, 21, 13, 14, 15] == flat.token_ids.tolist()
+    assert [0, 1, 3, 4, 5] == flat.positions.tolist()
+    assert [28, 29, 23, 8, 9] == flat.cells.tolist()
+
+
+def test_page_deltas_append_and_replace() -> None:
+    table = table_with_prompt(1, 2)
+    table.apply(make_step(pages=[(1, 2, [6]), (1, 1, [3])]))
+    assert [5, 3, 6] == table.page_table(1, 12).tolist()
+
+
+def test_a_retired_slot_may_be_opened_again_in_the_same_step() -> None:
+    table = table_with_prompt(1, 2, 3)
+    table.apply(make_step(retired=[1], opened=[open_slot(1, [4])], pages=[(1, 0, [0])], rows=[(1, 0, 1, True)]))
+    assert [4] == table.prompt_ids(1).tolist()
+    assert 1 == table.open_count
+
+
+def test_the_first_row_may_skip_a_cached_prefix() -> None:
+    table = table_with_prompt(1, 2, 3, 4, 5, 6)
+    rows = table.apply(make_step(rows=[(1, 4, 2, True)]))
+    assert [4] == rows.starts.tolist()
+
+
+def test_a_row_behind_replaced_pages_may_skip_what_they_hold() -> None:
+    table = table_with_prompt(*range(12))
+    table.apply(make_step(rows=[(1, 0, 2, False)]))
+    table.apply(make_step(pages=[(1, 0, [6, 7, 4])], rows=[(1, 8, 4, True)]))
+    assert [6, 7, 4] == table.page_table(1, 12).tolist()
+
+
+def test_the_context_can_be_filled() -> None:
+    table = SlotTable(LIMITS)
+    rows = [(0, 0, 16, True)]
+    table.apply(make_step(opened=[open_slot(0, range(16))], pages=[(0, 0, [0, 1, 2, 3])], rows=rows))
+    table.append(0, 3)
+    assert [3] == table.output_ids(0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        ("is retired but not open", make_step(retired=[0])),
+        ("already open", make_step(opened=[open_slot(1, [1])])),
+        ("out of range", make_step(opened=[open_slot(3, [1])])),
+        ("0 prompt", make_step(opened=[open_slot(0, [])])),
+        ("17 prompt", make_step(opened=[open_slot(0, range(17))])),
+        ("outside the vocabulary", make_step(opened=[open_slot(0, [100])])),
+        ("outside the vocabulary", make_step(opened=[open_slot(0, [1], [-1])])),
+        ("not open", make_step(pages=[(0, 0, [1])])),
+        ("page id is outside", make_step(pages=[(1, 2, [8])])),
+        ("page id is outside", make_step(pages=[(1, 2, [-1])])),
+        ("do not fit a table", make_step(pages=[(1, 3, [1])])),
+        ("do not fit a table", make_step(pages=[(1, 2, [1, 3, 4, 6])])),
+        ("not open", make_step(rows=[(0, 0, 1, False)])),
+        ("not open", make_step(rows=[(-1, 0, 1, False)])),
+        ("two rows", make_step(rows=[(1, 0, 1, False), (1, 1, 1, False)])),
+        ("has no tokens", make_step(rows=[(1, 0, 0, False)])),
+        ("does not start", make_step(rows=[(1, -1, 1, False)])),
+        ("does not start", make_step(rows=[(1, 9, 1, False)])),
+        ("beyond its known tokens", make_step(rows=[(1, 0, 10, True)])),
+        ("beyond its page table", make_step(rows=[(1, 0, 9, True)])),
+        ("samples before", make_step(rows=[(1, 0, 8, True)])),
+    ],
+)
+def test_a_step_that_contradicts_the_state_is_our_fault(fault: str, step: ExecuteStep) -> None:
+    table = table_with_prompt(*range(9))
+    with pytest.raises(InvariantViolated, match=fault):
+        table.apply(step)
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_a_later_row_starts_exactly_where_the_computed_tokens_end(start: int) -> None:
+    table = table_with_prompt(1, 2, 3, 4, 5)
+    table.apply(make_step(rows=[(1, 0, 3, False)]))
+    with pytest.raises(InvariantViolated, match="does not start"):
+        table.apply(make_step(rows=[(1, start, 1, False)]))
+
+
+def test_a_token_beyond_the_context_is_our_fault() -> None:
+    table = SlotTable(LIMITS)
+    table.apply(make_step(opened=[open_slot(0, range(16))]))
+    table.append(0, 1)
+    with pytest.raises(InvariantViolated, match="beyond the context"):
+        table.append(0, 1)
+
+
+def test_page_tables_of_rows_come_as_one_matrix() -> None:
+    table = table_with_prompt(1, 2)
+    table.apply(make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [4])]))
+    assert [[4, 0], [5, 2]] == table.page_tables(np.array([0, 1]), 2).tolist()
