@@ -1,0 +1,270 @@
+"""The scheduler: answers text workers, plans steps, takes their results. Synchronous, and the only writer of its state.
+
+Must not know: text, tensors, bytes on a wire, clocks, randomness, why a client left.
+
+Invariants (recomputed by `check`): a request that was Queued is finished exactly once for each choice; after an abort no later
+step names the request, and its pages are free at the latest when the steps in flight are acknowledged; nothing is kept for a
+request that ended.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import assert_never
+
+from layered_llm.domain.columns import rows, unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.ids import RequestId, StepId, TextId
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.text_scheduler import (
+    AbortRequest,
+    Admit,
+    Queued,
+    Refused,
+    StepsTaken,
+    StopChoice,
+    TextToScheduler,
+)
+from layered_llm.scheduling.admission import WaitingQueue, judge
+from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows
+from layered_llm.scheduling.invariants import SchedulerState, violations
+from layered_llm.scheduling.plan import Idle, PlannedStep
+from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.running import RunningChoices
+from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
+from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
+
+
+class Scheduler:
+    """Decides what runs next. The shell around it moves messages: `handle` whatever came, `plan` until Idle, `complete`."""
+
+    def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._workers: dict[TextId, TextWorker] = {}
+        self._requests: dict[RequestId, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running = RunningChoices(limits=limits, max_choices=policy.max_running_choices)
+        self._in_flight: deque[PlannedStep] = deque()
+        self._next_step = 1
+        self._next_arrival = 0
+        self._counters = Counters()
+        self._open_slots_expected = 0
+        self._open_slots_reported = 0
+
+    def handle(self, worker: TextId, message: TextToScheduler) -> tuple[Outgoing, ...]:
+        """Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request."""
+        match message:
+            case Admit():
+                return (Outgoing(worker, self._admit(self._worker(worker), message)),)
+            case AbortRequest():
+                return self._abort(worker, message)
+            case StopChoice():
+                return self._stop(worker, message)
+            case StepsTaken():
+                self._worker(worker).taken(message.step)
+                return ()
+            case _:
+                assert_never(message)
+
+    def plan(self) -> ExecuteStep | Idle:
+        """The next step to send. Idle until something was handled or completed."""
+        if len(self._in_flight) >= self._policy.max_steps_in_flight:
+            return Idle()
+        self._start_waiting()
+        planned = self._running.plan(StepId(self._next_step), self._policy.max_step_tokens)
+        if not planned.rows and not planned.retired:
+            return Idle()
+        self._next_step += 1
+        self._in_flight.append(planned)
+        return planned.message()
+
+    def complete(self, result: StepCompleted) -> tuple[Outgoing, ...]:
+        """Takes the result of the oldest step in flight.
+
+        Tokens of choices that ended meanwhile are dropped. Each text worker gets at most one TokensEmitted and, behind it,
+        one RequestsFinished. Raises InvariantViolated for another step's result and for too few or too many tokens.
+        """
+        planned = self._acknowledge(result)
+        tokens: dict[TextWorker, TokenRows] = {}
+        finished: dict[TextWorker, FinishedRows] = {}
+        for sequence, token in zip(planned.sampled, unpack_i32(result.token_ids), strict=True):
+            if sequence.phase is Phase.ENDED:
+                self._counters.dropped_tokens += 1
+                continue
+            sequence.output_tokens += 1
+            worker = sequence.worker
+            if worker not in tokens:
+                tokens[worker] = TokenRows()
+            tokens[worker].add(sequence, token)
+            reason = _finish_reason(sequence, token)
+            if reason is not FinishReason.RUNNING:
+                finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)
+                self._end(sequence, reason)
+        return tuple(_emit(planned.step, tokens, finished))
+
+    @property
+    def is_quiescent(self) -> bool:
+        """No request is open, no step in flight, no slot to retire: every page is free. Credit may still be out."""
+        return not self._requests and not self._in_flight and not self._running.slots_to_retire
+
+    def check(self) -> tuple[str, ...]:
+        """What is broken, one sentence each; empty is right. Takes time in proportion to all pages and choices."""
+        return tuple(
+            violations(
+                SchedulerState(
+                    limits=self._limits,
+                    max_steps_in_flight=self._policy.max_steps_in_flight,
+                    requests=self._requests,
+                    waiting=self._waiting,
+                    running=self._running,
+                    in_flight=self._in_flight,
+                    open_slots_expected=self._open_slots_expected,
+                    open_slots_reported=self._open_slots_reported,
+                )
+            )
+        )
+
+    def statistics(self) -> SchedulerStatistics:
+        return summarize(
+            counters=self._counters,
+            open_requests=len(self._requests),
+            waiting=self._waiting,
+            running=self._running,
+            steps_in_flight=len(self._in_flight),
+        )
+
+    def _worker(self, worker: TextId) -> TextWorker:
+        if worker not in self._workers:
+            self._workers[worker] = TextWorker(worker, self._policy.max_unacknowledged_steps)
+        return self._workers[worker]
+
+    def _admit(self, worker: TextWorker, admit: Admit) -> Queued | Refused:
+        if admit.request in self._requests:
+            raise InvariantViolated(f"request {admit.request} is admitted while it is open")
+        refused = judge(
+            admit,
+            limits=self._limits,
+            waiting_requests=self._waiting.request_count,
+            max_queued_requests=self._policy.max_queued_requests,
+        )
+        if refused is not None:
+            self._counters.refused[refused.reason] += 1
+            return refused
+        request = Request(worker=worker, sequences=tuple(self._sequences(worker, admit)))
+        self._requests[admit.request] = request
+        for sequence in request.sequences:
+            self._waiting.push(sequence)
+        self._counters.requests_accepted += 1
+        self._counters.choices_accepted += admit.choices
+        return Queued(request=admit.request)
+
+    def _sequences(self, worker: TextWorker, admit: Admit) -> Iterator[Sequence]:
+        prompt_tokens = rows("i", admit.prompt_ids)
+        end_ids = frozenset(admit.sampling.end_ids)
+        for choice in range(admit.choices):
+            yield Sequence(
+                admit=admit,
+                choice=choice,
+                worker=worker,
+                arrival=self._next_arrival,
+                prompt_tokens=prompt_tokens,
+                end_ids=end_ids,
+                worst_case_pages=self._running.pages.pages_for(prompt_tokens + admit.max_tokens),
+            )
+            self._next_arrival += 1
+
+    def _abort(self, worker: TextId, message: AbortRequest) -> tuple[Outgoing, ...]:
+        request = self._open_request(worker, message.request)
+        if request is None:
+            self._counters.aborts_late += 1
+            return ()
+        self._counters.aborts_handled += 1
+        finished = FinishedRows()
+        for sequence in request.sequences:
+            if sequence.phase is not Phase.ENDED:
+                finished.add(sequence, FinishReason.ABORT, sequence.output_tokens)
+                self._end(sequence, FinishReason.ABORT)
+        return (Outgoing(worker, finished.message()),)
+
+    def _stop(self, worker: TextId, message: StopChoice) -> tuple[Outgoing, ...]:
+        request = self._open_request(worker, message.request)
+        if request is None:
+            self._counters.stops_late += 1
+            return ()
+        if not 0 <= message.choice < len(request.sequences):
+            raise InvariantViolated(f"request {message.request} has no choice {message.choice} to stop")
+        sequence = request.sequences[message.choice]
+        if sequence.phase is Phase.ENDED:
+            self._counters.stops_late += 1
+            return ()
+        if not 0 < message.output_tokens <= sequence.output_tokens:
+            raise InvariantViolated(
+                f"choice {message.choice} of request {message.request} is stopped behind {message.output_tokens} tokens, "
+                f"{sequence.output_tokens} were sent"
+            )
+        self._counters.stops_handled += 1
+        finished = FinishedRows()
+        finished.add(sequence, FinishReason.STOP, message.output_tokens)
+        self._end(sequence, FinishReason.STOP)
+        return (Outgoing(worker, finished.message()),)
+
+    def _open_request(self, worker: TextId, request_id: RequestId) -> Request | None:
+        request = self._requests.get(request_id)
+        if request is not None and request.worker.worker != worker:
+            raise InvariantViolated(
+                f"text worker {worker} speaks for request {request_id} of text worker {request.worker.worker}"
+            )
+        return request
+
+    def _start_waiting(self) -> None:
+        while (sequence := self._waiting.first()) is not None and self._running.has_room(sequence.worst_case_pages):
+            self._waiting.remove(sequence)
+            self._running.start(sequence)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._running.end(sequence)
+        sequence.phase = Phase.ENDED
+        self._counters.finished[reason] += 1
+        request = self._requests[sequence.request]
+        request.open_choices -= 1
+        if not request.open_choices:
+            del self._requests[sequence.request]
+
+    def _acknowledge(self, result: StepCompleted) -> PlannedStep:
+        if not self._in_flight or self._in_flight[0].step != result.step:
+            expected = self._in_flight[0].step if self._in_flight else None
+            raise InvariantViolated(f"result of step {result.step}, the oldest step in flight is {expected}")
+        planned = self._in_flight[0]
+        if rows("i", result.token_ids) != len(planned.sampled):
+            raise InvariantViolated(
+                f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
+            )
+        self._in_flight.popleft()
+        self._running.acknowledge(result.step)
+        for sequence, count in zip(planned.rows, planned.counts, strict=True):
+            sequence.computed_tokens += count
+        self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
+        self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
+        return planned
+
+
+def _finish_reason(sequence: Sequence, token: int) -> FinishReason:
+    """An end id ends the choice wherever it comes: the runtime masks it until the choice has its minimum of tokens."""
+    if token in sequence.end_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if sequence.output_tokens == sequence.admit.max_tokens else FinishReason.RUNNING
+
+
+def _emit(
+    step: StepId, tokens: Mapping[TextWorker, TokenRows], finished: Mapping[TextWorker, FinishedRows]
+) -> Iterator[Outgoing]:
+    for worker, token_rows in tokens.items():
+        worker.emitted(step)
+        yield Outgoing(worker.worker, token_rows.message(step))
+        if worker in finished:
+            yield Outgoing(worker.worker, finished[worker].message())

@@ -1,0 +1,106 @@
+"""The records behind an open request: its choices, and the text worker that speaks for it.
+
+Must not know: how a step is planned, which pages are free.
+
+Invariants: a choice is in one phase; it never comes back from ENDED. `computed_tokens <= planned_tokens`, and the difference
+is what the steps in flight compute of it. A request's record exists as long as one of its choices has not ended.
+"""
+
+import enum
+from collections import deque
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
+from layered_llm.domain.messages.text_scheduler import Admit
+
+NO_STEP: Final = StepId(0)
+"""Before the first step."""
+
+
+@enum.unique
+class Phase(enum.Enum):
+    """Where a choice stands. What is planned counts: DECODING begins when the last chunk of the prompt is planned."""
+
+    WAITING = enum.auto()
+    PREFILLING = enum.auto()
+    DECODING = enum.auto()
+    ENDED = enum.auto()
+
+
+@attrs.define(eq=False)
+class TextWorker:
+    """A text worker and its credit: how many TokensEmitted it has not yet worked off."""
+
+    worker: TextId
+    _max_unacknowledged_steps: int
+    has_credit: bool = attrs.field(init=False, default=True)
+    """Without credit no choice of the worker is planned or started. Kept up to date here, as every row asks for it."""
+    _unacknowledged: deque[StepId] = attrs.field(init=False, factory=deque)
+    _last_emitted: StepId = attrs.field(init=False, default=NO_STEP)
+
+    @property
+    def unacknowledged_steps(self) -> int:
+        return len(self._unacknowledged)
+
+    def emitted(self, step: StepId) -> None:
+        self._last_emitted = step
+        self._unacknowledged.append(step)
+        self.has_credit = len(self._unacknowledged) < self._max_unacknowledged_steps
+
+    def taken(self, step: StepId) -> None:
+        """Everything up to and with `step` is worked off. Raises InvariantViolated for a step that was never sent."""
+        if step > self._last_emitted:
+            raise InvariantViolated(f"text worker {self.worker} took step {step}, the last one sent is {self._last_emitted}")
+        while self._unacknowledged and self._unacknowledged[0] <= step:
+            self._unacknowledged.popleft()
+        self.has_credit = len(self._unacknowledged) < self._max_unacknowledged_steps
+
+
+@attrs.define(eq=False, kw_only=True)
+class Sequence:
+    """One choice of one request. Tokens count from the start of the prompt; the output follows it."""
+
+    admit: Admit
+    choice: int
+    worker: TextWorker
+    arrival: int
+    """Place in the order of all choices that ever came: what first come, first served goes by."""
+    prompt_tokens: int
+    end_ids: frozenset[int]
+    worst_case_pages: int
+
+    phase: Phase = Phase.WAITING
+    slot: SlotId | None = None
+    pages: list[PageId] = attrs.field(factory=list)
+    planned_tokens: int = 0
+    """Tokens whose keys and values a planned step computes."""
+    computed_tokens: int = 0
+    """The part of `planned_tokens` whose steps are acknowledged."""
+    output_tokens: int = 0
+    """Sampled tokens that came back and were shown."""
+    last_step: StepId = NO_STEP
+    """Last step that names the slot and its pages; NO_STEP while the slot is not open in the runtime."""
+    plan_limit_tokens: int = attrs.field(init=False)
+    """Where planning ends: the last sampled token is never fed back."""
+
+    def __attrs_post_init__(self) -> None:
+        self.plan_limit_tokens = self.prompt_tokens + self.admit.max_tokens - 1
+
+    @property
+    def request(self) -> RequestId:
+        return self.admit.request
+
+
+@attrs.define(eq=False, kw_only=True)
+class Request:
+    """An accepted request; gone from the scheduler when `open_choices` is 0."""
+
+    worker: TextWorker
+    sequences: tuple[Sequence, ...]
+    open_choices: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.open_choices = len(self.sequences)

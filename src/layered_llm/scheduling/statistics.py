@@ -1,0 +1,116 @@
+"""Figures of the scheduler: what it counted since its start, and where it stands.
+
+Must not know: metric names, scraping.
+"""
+
+from collections import Counter
+
+import attrs
+
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.scheduling.admission import WaitingQueue
+from layered_llm.scheduling.running import RunningChoices
+
+
+@attrs.define(kw_only=True)
+class Counters:
+    """What only grows; written by the scheduler alone."""
+
+    requests_accepted: int = 0
+    choices_accepted: int = 0
+    aborts_handled: int = 0
+    aborts_late: int = 0
+    stops_handled: int = 0
+    stops_late: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    dropped_tokens: int = 0
+    finished: Counter[FinishReason] = attrs.field(factory=Counter)
+    refused: Counter[RejectReason] = attrs.field(factory=Counter)
+
+    def count_step(self, *, prefill_tokens: int, decode_tokens: int) -> None:
+        self.steps += 1
+        self.prefill_tokens += prefill_tokens
+        self.decode_tokens += decode_tokens
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerStatistics:
+    """One moment of the scheduler."""
+
+    running_choices: int
+    waiting_choices: int
+    waiting_requests: int
+    open_requests: int
+    steps_in_flight: int
+
+    pages_total: int
+    pages_free: int
+    """Reserved ones with them."""
+    pages_used: int
+    pages_quarantined: int
+    pages_reserved: int
+    """Free pages that running choices have been promised."""
+
+    requests_accepted: int
+    choices_accepted: int
+    aborts_handled: int
+    aborts_late: int
+    """Aborts of requests that had ended or never were."""
+    stops_handled: int
+    stops_late: int
+    steps: int
+    """Acknowledged ones."""
+    prefill_tokens: int
+    """Prompt tokens that acknowledged steps computed."""
+    decode_tokens: int
+    """Output tokens that acknowledged steps computed, surplus ones with them."""
+    dropped_tokens: int
+    """Sampled for a choice that had ended meanwhile, and never shown."""
+    finished: tuple[tuple[FinishReason, int], ...]
+    """Choices that ended, by reason; their sum and the open choices are `choices_accepted`."""
+    refused: tuple[tuple[RejectReason, int], ...]
+    """Requests not taken, by reason."""
+    maps: tuple[tuple[str, int], ...]
+    """Name and size of every map that has entries for requests: all 0 when no request is open and no step in flight."""
+
+
+def summarize(
+    *, counters: Counters, open_requests: int, waiting: WaitingQueue, running: RunningChoices, steps_in_flight: int
+) -> SchedulerStatistics:
+    pages = running.pages
+    return SchedulerStatistics(
+        running_choices=running.count,
+        waiting_choices=waiting.choice_count,
+        waiting_requests=waiting.request_count,
+        open_requests=open_requests,
+        steps_in_flight=steps_in_flight,
+        pages_total=pages.total,
+        pages_free=pages.free,
+        pages_used=pages.total - pages.free - pages.quarantined,
+        pages_quarantined=pages.quarantined,
+        pages_reserved=pages.reserved,
+        requests_accepted=counters.requests_accepted,
+        choices_accepted=counters.choices_accepted,
+        aborts_handled=counters.aborts_handled,
+        aborts_late=counters.aborts_late,
+        stops_handled=counters.stops_handled,
+        stops_late=counters.stops_late,
+        steps=counters.steps,
+        prefill_tokens=counters.prefill_tokens,
+        decode_tokens=counters.decode_tokens,
+        dropped_tokens=counters.dropped_tokens,
+        finished=tuple(sorted(counters.finished.items())),
+        refused=tuple(sorted(counters.refused.items())),
+        maps=(
+            ("requests", open_requests),
+            ("waiting", waiting.choice_count),
+            ("waiting_by_request", waiting.request_count),
+            ("prefilling", len(running.prefilling)),
+            ("decoding", len(running.decoding)),
+            ("slots_to_retire", running.slots_to_retire),
+            ("steps_in_flight", steps_in_flight),
+        ),
+    )
