@@ -6,6 +6,7 @@ from layered_llm.domain.messages.supervision import (
     ApiDied,
     ApiHello,
     EnginePhase,
+    EngineSized,
     EngineState,
     EngineStatus,
     ProcessReady,
@@ -43,7 +44,7 @@ def make_ready(supervision: Supervision) -> tuple[Outgoing, ...]:
     supervision.generation_started(TEXTS)
     supervision.process_ready(ProcessReady(role=Role.TEXT, index=0))
     supervision.process_ready(ProcessReady(role=Role.SCHEDULER, index=0, limits=LIMITS))
-    return supervision.process_ready(ProcessReady(role=Role.TEXT, index=1))
+    return supervision.process_ready(ProcessReady(role=Role.TEXT, index=1))[1:]
 
 
 def report(query: int, role: Role, index: int) -> StateReport:
@@ -68,6 +69,15 @@ def test_the_engine_is_ready_with_its_last_process_and_tells_where_and_how_much(
     assert [api_peer_name(API)] == [peer for peer, _status in outgoing]
     status = only_status(outgoing)
     assert (EnginePhase.READY, 1, TEXTS, LIMITS) == (status.phase, status.generation, status.text_addresses, status.limits)
+
+
+def test_text_workers_hear_the_limits_once_both_they_and_the_scheduler_are_up(supervision: Supervision) -> None:
+    supervision.generation_started(TEXTS)
+    sized = EngineSized(limits=LIMITS)
+
+    assert () == supervision.process_ready(ProcessReady(role=Role.TEXT, index=1))
+    assert (("text-1", sized),) == supervision.process_ready(ProcessReady(role=Role.SCHEDULER, index=0, limits=LIMITS))
+    assert ("text-0", sized) == supervision.process_ready(ProcessReady(role=Role.TEXT, index=0))[0]
 
 
 def test_a_generation_that_never_was_ready_fails_for_good(supervision: Supervision) -> None:
@@ -131,48 +141,48 @@ def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervisi
     asker = api_peer_name(API)
 
     asked = supervision.query_state(asker, StateQuery(query=77), now_s=0.0)
-    number = asked[0][1].query  # type: ignore[union-attr]  # a StateQuery, as the next line asserts
-    answers = [(peer, supervision.report(peer, report(number, Role.TEXT, 0))) for peer, _query in asked]
+    who = ((Role.API, API), (Role.TEXT, 0), (Role.TEXT, 1), (Role.RUNTIME, 0), (Role.SCHEDULER, 0))
+    answers = [supervision.report(report(1, role, index)) for role, index in who]
 
-    assert {asker, "scheduler-0", "text-0", "text-1"} == {peer for peer, _query in asked}
-    assert [()] * 3 == [answer for _peer, answer in answers[:-1]]
-    ((to, state),) = answers[-1][1]
+    assert {(peer, StateQuery(query=1)) for peer in (asker, "scheduler-0", "text-0", "text-1")} == set(asked)
+    assert [()] * 4 == answers[:-1]
+    ((to, state),) = answers[-1]
     assert isinstance(state, EngineState)
-    assert (asker, 77, 4, ()) == (to, state.query, len(state.reports), state.silent)
+    assert (asker, 77, 5, ()) == (to, state.query, len(state.reports), state.silent)
 
 
 def test_a_silent_process_is_named_after_the_timeout(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
     supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report("text-0", report(1, Role.TEXT, 0))
+    supervision.report(report(1, Role.TEXT, 0))
 
     assert () == supervision.expire_queries(STATE_TIMEOUT_S / 2)
     ((_to, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
     assert isinstance(state, EngineState)
-    assert (api_peer_name(API), "scheduler-0", "text-1") == state.silent
+    assert (api_peer_name(API), "runtime-0", "scheduler-0", "text-1") == state.silent
 
 
 def test_a_process_that_dies_while_asked_does_not_hold_the_answer_up(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
     supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report(api_peer_name(API), report(1, Role.API, 0))
+    supervision.report(report(1, Role.API, API))
 
     (_to, state), *_status = supervision.generation_died("killed", now_s=0.1)
 
     assert isinstance(state, EngineState)
-    assert ("scheduler-0", "text-0", "text-1") == state.silent
+    assert ("runtime-0", "scheduler-0", "text-0", "text-1") == state.silent
 
 
 def test_a_late_or_doubled_report_is_dropped(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
     supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report("text-0", report(1, Role.TEXT, 0))
+    supervision.report(report(1, Role.TEXT, 0))
 
-    assert () == supervision.report("text-0", report(1, Role.TEXT, 0))
-    assert () == supervision.report("text-0", report(99, Role.TEXT, 0))
+    assert () == supervision.report(report(1, Role.TEXT, 0))
+    assert () == supervision.report(report(99, Role.TEXT, 0))
 
 
 def test_stopping_tells_everybody(supervision: Supervision) -> None:

@@ -17,6 +17,7 @@ from layered_llm.domain.messages.supervision import (
     ApiDied,
     ApiHello,
     EnginePhase,
+    EngineSized,
     EngineState,
     EngineStatus,
     ProcessReady,
@@ -58,6 +59,7 @@ class Supervision:
     _limits: EngineLimits | None = None
     _expected: set[str] = attrs.field(factory=set)
     """Engine peers of this generation that are not ready yet."""
+    _texts_to_size: set[str] = attrs.field(factory=set)
     _engine: tuple[str, ...] = ()
     """Engine peers of this generation."""
     _apis: dict[str, ApiId] = attrs.field(factory=dict)
@@ -86,18 +88,19 @@ class Supervision:
         self._limits = None
         texts = tuple(peer_name(Role.TEXT, index) for index in range(len(text_addresses)))
         self._engine = (*texts, peer_name(Role.SCHEDULER, 0))
-        self._expected = set(self._engine)
+        self._expected, self._texts_to_size = set(self._engine), set(texts)
         return self._move(self._phase, "loading the model")
 
     def process_ready(self, ready: ProcessReady) -> tuple[Outgoing, ...]:
         """One more engine process can work; with the last one the engine is READY."""
         self._expected.discard(peer_name(ready.role, ready.index))
         self._limits = ready.limits or self._limits
+        sized = self._size_texts()
         if self._expected or self._phase in (EnginePhase.STOPPING, EnginePhase.FAILED):
-            return ()
+            return sized
         if self._limits is None:
             raise InvariantViolated("every process is ready and none told the limits")
-        return self._move(EnginePhase.READY, "ready")
+        return (*sized, *self._move(EnginePhase.READY, "ready"))
 
     def generation_died(self, reason: str, now_s: float) -> tuple[Outgoing, ...]:
         """An engine process ended by itself. A start that failed is not repeated: it would fail again."""
@@ -142,13 +145,15 @@ class Supervision:
     def query_state(self, asker: str, query: StateQuery, now_s: float) -> tuple[Outgoing, ...]:
         """Passes an API process's question on to everybody, under a number of its own."""
         number, self._next_query = self._next_query, self._next_query + 1
-        asked = {*self._apis, *self._engine}
-        self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, asked, [])
-        return tuple((peer, StateQuery(query=number)) for peer in sorted(asked)) or self._answer(number)
+        asked = sorted({*self._apis, *self._engine})
+        answering = {*asked, *((peer_name(Role.RUNTIME, 0),) if self._engine else ())}
+        self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, answering, [])
+        return tuple((peer, StateQuery(query=number)) for peer in asked) or self._answer(number)
 
-    def report(self, peer: str, report: StateReport) -> tuple[Outgoing, ...]:
-        """One answer; the last one answers the asker."""
+    def report(self, report: StateReport) -> tuple[Outgoing, ...]:
+        """One answer; the last one answers the asker. The scheduler also speaks for the runtime."""
         query = self._queries.get(report.query)
+        peer = api_peer_name(ApiId(report.index)) if report.role is Role.API else peer_name(report.role, report.index)
         if query is None or peer not in query.missing:
             return ()
         query.reports.append(report)
@@ -158,6 +163,14 @@ class Supervision:
         """Answers the queries whose time is over with what came."""
         late = [number for number, query in self._queries.items() if query.expires_s <= now_s]
         return tuple(outgoing for number in late for outgoing in self._answer(number))
+
+    def _size_texts(self) -> tuple[Outgoing, ...]:
+        """Tells the limits to the text workers that came up since they are known, or before."""
+        if self._limits is None:
+            return ()
+        ready = self._texts_to_size - self._expected
+        self._texts_to_size -= ready
+        return tuple((peer, EngineSized(limits=self._limits)) for peer in sorted(ready))
 
     def _no_longer_missing(self, numbers: Iterable[int], peer: str) -> tuple[Outgoing, ...]:
         answers: list[Outgoing] = []

@@ -78,6 +78,7 @@ class RuntimeReady:
     """The runtime's first word, when its weights are loaded and its KV pool exists."""
 
     limits: RuntimeLimits
+    pid: int
 
 
 @attrs.frozen(kw_only=True)

@@ -87,6 +87,13 @@ class Heartbeat:
 
 
 @attrs.frozen(kw_only=True)
+class EngineSized:
+    """Sent to each text worker that is ready, once the scheduler told the limits: from then on it can judge requests."""
+
+    limits: EngineLimits
+
+
+@attrs.frozen(kw_only=True)
 class ApiDied:
     """Sent to the text workers: abort all that this API process had open."""
 
@@ -137,4 +144,4 @@ class EngineState:
 ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport
 SupervisorToApi = EngineStatus | StateQuery | EngineState | Stop
 EngineToSupervisor = ProcessReady | Heartbeat | StateReport
-SupervisorToEngine = ApiDied | StateQuery | Stop
+SupervisorToEngine = EngineSized | ApiDied | StateQuery | Stop
