@@ -30,6 +30,9 @@ from layered_llm.domain.messages.supervision import (
 )
 
 STATE_TIMEOUT_S: Final = 2.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
+SILENCE_S: Final = 30.0
+"""A process that says nothing for so long hangs, and is treated as dead."""
 MAX_RESTARTS: Final = 3
 RESTART_WINDOW_S: Final = 600.0
 

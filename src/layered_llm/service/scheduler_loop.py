@@ -1,0 +1,169 @@
+"""The loop around the scheduler core: moves messages between text workers, runtime and supervisor, and watches the step.
+
+Must not know: what a message means, processes, sockets.
+"""
+
+import math
+from typing import Final, assert_never
+
+import attrs
+import trio
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import TextId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.scheduler_runtime import (
+    ExecuteStep,
+    RuntimeReady,
+    RuntimeToScheduler,
+    SchedulerToRuntime,
+    StepCompleted,
+    StepFailed,
+)
+from layered_llm.domain.messages.supervision import (
+    ApiDied,
+    EngineSized,
+    EngineToSupervisor,
+    Heartbeat,
+    ProcessReady,
+    Role,
+    StateQuery,
+    Stop,
+    SupervisorToEngine,
+)
+from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.emission import Outgoing
+from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.service.reports import runtime_report, scheduler_report
+from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, peer_name
+from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
+
+STEP_DEADLINE_S: Final = 60.0
+STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
+"""Far above what any device takes: a step that is not back by then never comes back."""
+
+
+class StepOverdue(Exception):  # noqa: N818 - states what happened
+    """The runtime did not answer a step in time; it hangs, and its process has to end."""
+
+
+class RuntimeFailed(Exception):  # noqa: N818 - states what happened
+    """The runtime said that it could not execute a step."""
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerLinks:
+    """The three links of the scheduler."""
+
+    texts: PeerLink[SchedulerToText, TextToScheduler]
+    runtime: MessageLink[SchedulerToRuntime, RuntimeToScheduler]
+    supervisor: MessageLink[EngineToSupervisor, SupervisorToEngine]
+
+
+@attrs.define
+class SchedulerLoop:
+    """The scheduler's process or task. `run` lives until the supervisor says Stop."""
+
+    _pid: int
+    _links: SchedulerLinks
+    _to_runtime: Outbox[SchedulerToRuntime]
+    _to_supervisor: Outbox[EngineToSupervisor]
+    _policy: SchedulingPolicy
+    _deadlines_s: list[float] = attrs.field(factory=list)
+    """When each step in flight is overdue, oldest first."""
+    _open_slots: int = 0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._to_runtime.run, self._links.runtime)
+            nursery.start_soon(self._to_supervisor.run, self._links.supervisor)
+            nursery.start_soon(self._beat)
+            ready = await self._until_runtime_ready()
+            core = Scheduler(limits=ready.limits, policy=self._policy)
+            limits = EngineLimits(context_tokens=ready.limits.context_tokens, vocabulary_size=ready.limits.vocabulary_size)
+            nursery.start_soon(self._serve_texts, core)
+            nursery.start_soon(self._serve_runtime, core)
+            self._to_supervisor.emit(ProcessReady(role=Role.SCHEDULER, index=0, limits=limits))
+            await self._obey(core, ready)
+            nursery.cancel_scope.cancel(reason="told to stop")
+
+    async def _until_runtime_ready(self) -> RuntimeReady:
+        """Has no deadline: loading takes what it takes, and a runtime that dies is seen by its exit."""
+        messages = await self._links.runtime.receive()
+        if len(messages) != 1 or not isinstance(messages[0], RuntimeReady):
+            raise InvariantViolated(f"the runtime's first word is {messages!r}")
+        return messages[0]
+
+    async def _obey(self, core: Scheduler, ready: RuntimeReady) -> None:
+        while True:
+            for order in await self._links.supervisor.receive():
+                match order:
+                    case Stop():
+                        return
+                    case StateQuery(query=query):
+                        self._report(core, ready, query)
+                    case ApiDied() | EngineSized():
+                        raise InvariantViolated(f"{order!r} is for text workers")
+                    case _:
+                        assert_never(order)
+
+    def _report(self, core: Scheduler, ready: RuntimeReady, query: int) -> None:
+        self._to_supervisor.emit(runtime_report(self._open_slots, query=query, rank=0, pid=ready.pid))
+        self._to_supervisor.emit(scheduler_report(core.statistics(), core.check(), query=query, pid=self._pid))
+
+    async def _serve_texts(self, core: Scheduler) -> None:
+        while True:
+            for peer, message in await self._links.texts.receive():
+                if isinstance(message, Garbled):
+                    raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
+                self._send(core.handle(_text_id(peer), message))
+            self._advance(core)
+
+    async def _serve_runtime(self, core: Scheduler) -> None:
+        while True:
+            for message in await self._next_results():
+                match message:
+                    case StepCompleted():
+                        self._deadlines_s.pop(0)
+                        self._open_slots = message.open_slots
+                        self._send(core.complete(message))
+                    case StepFailed():
+                        raise RuntimeFailed(f"step {message.step}: {message.message}")
+                    case RuntimeReady():
+                        raise InvariantViolated("the runtime is ready once")
+                    case _:
+                        assert_never(message)
+            self._advance(core)
+
+    async def _next_results(self) -> tuple[RuntimeToScheduler, ...]:
+        """Looks at the deadlines again after each wait, since a step may have been sent during it."""
+        while True:
+            overdue_s = self._deadlines_s[0] if self._deadlines_s else math.inf
+            if trio.current_time() >= overdue_s:
+                raise StepOverdue("the runtime did not answer a step in time")
+            with trio.move_on_at(min(overdue_s, trio.current_time() + STEP_DEADLINE_S)):
+                return await self._links.runtime.receive()
+
+    def _advance(self, core: Scheduler) -> None:
+        while isinstance(step := core.plan(), ExecuteStep):
+            tokens = sum(unpack_i32(step.counts))
+            self._deadlines_s.append(trio.current_time() + STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
+            self._to_runtime.emit(step)
+
+    def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
+        for item in outgoing:
+            outcome = self._links.texts.send_nowait(peer_name(Role.TEXT, item.worker), item.message)
+            if outcome is not SendOutcome.SENT:
+                raise InvariantViolated(f"text worker {item.worker} is {outcome.value}: credit bounds what it is sent")
+
+    async def _beat(self) -> None:
+        while True:
+            self._to_supervisor.emit(Heartbeat(role=Role.SCHEDULER, index=0))
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+def _text_id(peer: str) -> TextId:
+    return TextId(int(peer.removeprefix(f"{Role.TEXT.value}-")))

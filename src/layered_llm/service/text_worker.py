@@ -1,0 +1,146 @@
+"""The loop around the text core: moves messages between its three links, and long preparations into a thread.
+
+Must not know: what a message means, processes, sockets.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, assert_never
+
+import attrs
+import trio
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Abort, ApiToText, Submit, TextToApi
+from layered_llm.domain.messages.supervision import (
+    ApiDied,
+    EngineSized,
+    EngineToSupervisor,
+    Heartbeat,
+    ProcessReady,
+    Role,
+    StateQuery,
+    Stop,
+    SupervisorToEngine,
+)
+from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.service.reports import text_report
+from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
+from layered_llm.text.core import Outgoing, Preparation, TextCore
+from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
+
+PREPARING_THREADS: Final = 2
+
+
+@attrs.frozen(kw_only=True)
+class TextLinks:
+    """The three links of a text worker."""
+
+    apis: PeerLink[TextToApi, ApiToText]
+    scheduler: MessageLink[TextToScheduler, SchedulerToText]
+    supervisor: MessageLink[EngineToSupervisor, SupervisorToEngine]
+
+
+@attrs.define
+class TextWorker:
+    """One text worker. `run` lives until the supervisor says Stop."""
+
+    _index: int
+    _pid: int
+    _links: TextLinks
+    _to_scheduler: Outbox[TextToScheduler]
+    _to_supervisor: Outbox[EngineToSupervisor]
+    _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(PREPARING_THREADS))
+
+    async def run(self, make_core: Callable[[EngineLimits], TextCore]) -> None:
+        """Works for the links. `make_core` is called once, when the engine's limits are known."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._to_scheduler.run, self._links.scheduler)
+            nursery.start_soon(self._to_supervisor.run, self._links.supervisor)
+            nursery.start_soon(self._beat)
+            self._to_supervisor.emit(ProcessReady(role=Role.TEXT, index=self._index))
+            core, early = await self._until_sized(make_core)
+            nursery.start_soon(self._serve_apis, core)
+            nursery.start_soon(self._serve_scheduler, core)
+            await self._obey(core, early)
+            nursery.cancel_scope.cancel(reason="told to stop")
+
+    async def _until_sized(
+        self, make_core: Callable[[EngineLimits], TextCore]
+    ) -> tuple[TextCore, tuple[SupervisorToEngine, ...]]:
+        """The core, and the orders that came behind the limits in the same batch."""
+        while True:
+            orders = await self._links.supervisor.receive()
+            for place, order in enumerate(orders):
+                if isinstance(order, EngineSized):
+                    return make_core(order.limits), orders[place + 1 :]
+
+    async def _obey(self, core: TextCore, orders: tuple[SupervisorToEngine, ...]) -> None:
+        while True:
+            for order in orders:
+                match order:
+                    case Stop():
+                        return
+                    case ApiDied(api=api):
+                        self._send(core, core.api_gone(api, AbortReason.PEER_DIED))
+                    case StateQuery(query=query):
+                        report = text_report(core.statistics(), core.check(), query=query, index=self._index, pid=self._pid)
+                        self._to_supervisor.emit(report)
+                    case EngineSized():
+                        raise InvariantViolated("the limits of an engine are told once")
+                    case _:
+                        assert_never(order)
+            orders = await self._links.supervisor.receive()
+
+    async def _serve_apis(self, core: TextCore) -> None:
+        async with trio.open_nursery() as preparations:
+            while True:
+                for peer, message in await self._links.apis.receive():
+                    match message:
+                        case Submit():
+                            self._prepare(core, core.submit(message), preparations)
+                        case Abort():
+                            self._send(core, core.abort(message))
+                        case Garbled(reason=reason):
+                            raise InvariantViolated(f"{peer} sent what is no message: {reason}")
+                        case _:
+                            assert_never(message)
+
+    def _prepare(self, core: TextCore, preparation: Preparation, preparations: trio.Nursery) -> None:
+        if preparation.is_long:
+            preparations.start_soon(self._prepare_in_thread, core, preparation)
+        else:
+            self._send(core, core.prepared(preparation.request, preparation.run()))
+
+    async def _prepare_in_thread(self, core: TextCore, preparation: Preparation) -> None:
+        outcome = await trio.to_thread.run_sync(preparation.run, limiter=self._threads)
+        self._send(core, core.prepared(preparation.request, outcome))
+
+    async def _serve_scheduler(self, core: TextCore) -> None:
+        while True:
+            for message in await self._links.scheduler.receive():
+                self._send(core, core.from_scheduler(message))
+
+    def _send(self, core: TextCore, outgoing: Outgoing) -> None:
+        for order in outgoing.to_scheduler:
+            self._to_scheduler.emit(order)
+        refusing = {api for api, message in outgoing.to_api if not self._taken(api, message)}
+        for api in refusing:
+            self._send(core, core.api_gone(api, AbortReason.SLOW_CONSUMER))
+
+    def _taken(self, api: ApiId, message: TextToApi) -> bool:
+        return self._links.apis.send_nowait(api_peer_name(api), message) is SendOutcome.SENT
+
+    async def _beat(self) -> None:
+        while True:
+            self._to_supervisor.emit(Heartbeat(role=Role.TEXT, index=self._index))
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+def outbox_capacity(max_open_requests: float = math.inf) -> float:
+    """What a text worker can owe the scheduler."""
+    return max_open_requests
