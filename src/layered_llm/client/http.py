@@ -5,7 +5,7 @@ Must not know: JSON names of a request, what a chunk holds.
 Invariant: leaving the `with` block of a stream closes its response, which is how a server learns that nobody listens any more.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from time import monotonic
 from typing import Final, Self
@@ -34,7 +34,7 @@ def iter_sse(response: httpx.Response) -> Iterator[ServerSentEvent]:
     yield from parser.close()
 
 
-async def aiter_sse(response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
+async def aiter_sse(response: httpx.Response) -> AsyncGenerator[ServerSentEvent, None]:
     """`iter_sse` of a response of `httpx.AsyncClient`. Leave it early only under `contextlib.aclosing`."""
     parser = SseParser(deliver_unfinished=True)
     body = response.aiter_bytes()
