@@ -3,6 +3,7 @@
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -58,7 +59,7 @@ async def send_all(socket: MessageSocket, disturber: Disturber) -> None:
     sent = 0
     while sent < MESSAGES:
         frames = frames_of(sent, disturber.random)
-        sent += await disturber.run(lambda frames=frames: socket.send(frames))
+        sent += await disturber.run(partial(socket.send, frames))
 
 
 async def route_all(socket: RouterSocket, disturber: Disturber) -> None:

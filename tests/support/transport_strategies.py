@@ -1,0 +1,195 @@
+"""Hypothesis strategies that build any valid message of any link."""
+
+from array import array
+from collections.abc import Mapping
+
+import attrs
+from hypothesis import strategies as st
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import StepId
+from layered_llm.domain.limits import EngineLimits, RuntimeLimits
+from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.verdicts import RejectReason
+
+_BITS = {"b": 8, "i": 32, "q": 64}
+_MAX_ROWS = 4
+
+ids = st.integers(0, (1 << 62) - 1)
+counts = st.integers(0, (1 << 31) - 1)
+texts = st.text(max_size=20)
+messages_of_people = st.one_of(st.none(), texts)
+
+
+@st.composite
+def columns(draw: st.DrawFn, /, rows: int | None = None, **codes: str) -> dict[str, bytes]:
+    """Packed columns of equally many rows, by name."""
+    size = draw(st.integers(0, _MAX_ROWS)) if rows is None else rows
+    return {name: draw(column(code, rows=size)) for name, code in codes.items()}
+
+
+def column(code: str, *, rows: int | None = None, min_rows: int = 0) -> st.SearchStrategy[bytes]:
+    half = 1 << (_BITS[code] - 1)
+    low, high = (min_rows, _MAX_ROWS) if rows is None else (rows, rows)
+    values = st.lists(st.integers(-half, half - 1), min_size=low, max_size=high)
+    return values.map(lambda numbers: array(code, numbers).tobytes())
+
+
+prompts = st.one_of(
+    st.builds(Prompt.of_text, texts),
+    st.builds(Prompt.of_token_ids, st.lists(counts, max_size=_MAX_ROWS)),
+    st.builds(
+        Prompt.of_chat,
+        st.lists(
+            st.builds(ChatMessage, role=texts, content=messages_of_people, name=messages_of_people),
+            min_size=1,
+            max_size=_MAX_ROWS,
+        ),
+    ),
+)
+sampling_params = st.builds(
+    SamplingParams,
+    max_tokens=st.one_of(st.none(), st.integers(100, (1 << 31) - 1)),
+    min_tokens=st.integers(0, 100),
+    n=st.integers(1, 128),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=counts,
+    seed=st.integers(-(1 << 63), (1 << 63) - 1),
+    stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
+    stop_token_ids=st.lists(counts, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
+)
+token_sampling = st.builds(
+    text_scheduler.TokenSampling,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1),
+    top_k=counts,
+    seed=st.integers(-(1 << 63), (1 << 63) - 1),
+    min_tokens=counts,
+    end_ids=st.lists(counts, max_size=3).map(tuple),
+)
+engine_limits = st.builds(EngineLimits, context_tokens=counts, vocabulary_size=counts)
+runtime_limits = st.builds(
+    RuntimeLimits, pages=counts, page_size_tokens=counts, slots=counts, context_tokens=counts, vocabulary_size=counts
+)
+roles = st.sampled_from(supervision.Role)
+named_numbers = st.lists(st.tuples(texts, ids), max_size=3).map(tuple)
+state_reports = st.builds(
+    supervision.StateReport,
+    query=ids,
+    role=roles,
+    index=counts,
+    pid=counts,
+    open_requests=counts,
+    maps=named_numbers,
+    gauges=named_numbers,
+    samples=st.lists(st.tuples(texts, st.floats(allow_nan=False)), max_size=3).map(tuple),
+    violations=st.lists(texts, max_size=2).map(tuple),
+)
+
+
+@st.composite
+def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
+    rows, ended_rows = draw(st.integers(0, _MAX_ROWS)), draw(st.integers(0, _MAX_ROWS))
+    stops = st.one_of(st.none(), texts, counts)
+    return api_text.TextEmitted(
+        **draw(columns(rows, requests="q", choices="i", token_counts="i", finish_reasons="b")),
+        texts=tuple(draw(st.lists(texts, min_size=rows, max_size=rows))),
+        token_ids=draw(column("i")),
+        matched_stops=tuple(draw(st.lists(stops, min_size=rows, max_size=rows))),
+        **draw(columns(ended_rows, ended="q", ended_prompt_tokens="i", ended_completion_tokens="i", ended_cached_tokens="i")),
+        ended_errors=tuple(draw(st.lists(messages_of_people, min_size=ended_rows, max_size=ended_rows))),
+    )
+
+
+@st.composite
+def execute_steps(draw: st.DrawFn) -> scheduler_runtime.ExecuteStep:
+    opened = st.builds(
+        scheduler_runtime.OpenSlot,
+        slot=counts,
+        choice=counts,
+        prompt_ids=column("i"),
+        output_ids=column("i"),
+        sampling=token_sampling,
+    )
+    return scheduler_runtime.ExecuteStep(
+        step=StepId(draw(ids)),
+        retired=draw(column("i")),
+        opened=tuple(draw(st.lists(opened, max_size=2))),
+        **draw(columns(page_slots="i", page_counts="i", page_offsets="i")),
+        page_ids=draw(column("i")),
+        **draw(columns(slots="i", starts="i", counts="i", samples="b")),
+    )
+
+
+@st.composite
+def tokens_emitted(draw: st.DrawFn) -> text_scheduler.TokensEmitted:
+    table = draw(columns(requests="q", choices="i", positions="i", token_ids="i", cached_tokens="i"))
+    return text_scheduler.TokensEmitted(step=StepId(draw(ids)), **table)
+
+
+MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstance]] = {
+    api_text.Submit: st.builds(api_text.Submit, request=ids, prompt=prompts, params=sampling_params),
+    api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason)),
+    api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts),
+    api_text.Rejected: st.builds(
+        api_text.Rejected, request=ids, reason=st.sampled_from(RejectReason), message=texts, param=messages_of_people
+    ),
+    api_text.TextEmitted: text_emitted(),
+    text_scheduler.Admit: st.builds(
+        text_scheduler.Admit,
+        request=ids,
+        choices=st.integers(1, 128),
+        prompt_ids=column("i", min_rows=1),
+        max_tokens=st.integers(1, 1 << 30),
+        sampling=token_sampling,
+    ),
+    text_scheduler.AbortRequest: st.builds(text_scheduler.AbortRequest, request=ids, reason=st.sampled_from(AbortReason)),
+    text_scheduler.StopChoice: st.builds(text_scheduler.StopChoice, request=ids, choice=counts, output_tokens=counts),
+    text_scheduler.StepsTaken: st.builds(text_scheduler.StepsTaken, step=ids),
+    text_scheduler.Queued: st.builds(text_scheduler.Queued, request=ids),
+    text_scheduler.Refused: st.builds(
+        text_scheduler.Refused, request=ids, reason=st.sampled_from(RejectReason), limit=counts, actual=counts
+    ),
+    text_scheduler.TokensEmitted: tokens_emitted(),
+    text_scheduler.RequestsFinished: columns(requests="q", choices="i", reasons="b", output_tokens="i").map(
+        lambda table: text_scheduler.RequestsFinished(**table)
+    ),
+    scheduler_runtime.ExecuteStep: execute_steps(),
+    scheduler_runtime.RuntimeReady: st.builds(scheduler_runtime.RuntimeReady, limits=runtime_limits, pid=counts),
+    scheduler_runtime.StepCompleted: st.builds(
+        scheduler_runtime.StepCompleted, step=ids, token_ids=column("i"), device_us=counts, open_slots=counts
+    ),
+    scheduler_runtime.StepFailed: st.builds(scheduler_runtime.StepFailed, step=ids, message=texts),
+    supervision.ProcessReady: st.builds(
+        supervision.ProcessReady, role=roles, index=counts, limits=st.one_of(st.none(), engine_limits)
+    ),
+    supervision.ApiHello: st.builds(supervision.ApiHello, api=ids, pid=counts),
+    supervision.ApiGoodbye: st.builds(supervision.ApiGoodbye, api=ids),
+    supervision.EngineStatus: st.builds(
+        supervision.EngineStatus,
+        phase=st.sampled_from(supervision.EnginePhase),
+        generation=counts,
+        supervisor_pid=counts,
+        detail=texts,
+        text_addresses=st.lists(texts, max_size=3).map(tuple),
+        limits=st.one_of(st.none(), engine_limits),
+    ),
+    supervision.Heartbeat: st.builds(supervision.Heartbeat, role=roles, index=counts),
+    supervision.EngineSized: st.builds(supervision.EngineSized, limits=engine_limits),
+    supervision.ApiDied: st.builds(supervision.ApiDied, api=ids),
+    supervision.Stop: st.builds(supervision.Stop),
+    supervision.StateQuery: st.builds(supervision.StateQuery, query=ids),
+    supervision.StateReport: state_reports,
+    supervision.EngineState: st.builds(
+        supervision.EngineState,
+        query=ids,
+        reports=st.lists(state_reports, max_size=2).map(tuple),
+        silent=st.lists(texts, max_size=2).map(tuple),
+    ),
+}
