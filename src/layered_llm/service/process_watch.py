@@ -1,0 +1,69 @@
+"""Learning of the death of processes that are not our children, and dying with our own parent.
+
+Must not know: links, roles, what follows from a death.
+"""
+
+import os
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import trio
+
+_START_TIME_FIELD: Final = 22
+"""proc_pid_stat(5) counts fields from 1: pid, then the command in parentheses, then the rest."""
+_FIRST_FIELD_AFTER_COMMAND: Final = 3
+_CHUNK_BYTES: Final = 4096
+
+
+def process_start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; with the pid it names a process for ever. None: no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command may itself contain spaces and parentheses.
+    fields = stat[stat.rindex(")") + 1 :].split()
+    return int(fields[_START_TIME_FIELD - _FIRST_FIELD_AFTER_COMMAND])
+
+
+async def wait_process_exit(pid: int, *, start_time: int | None = None) -> None:
+    """Returns when the process has ended, at once when it already had; it need not be a child of ours.
+
+    With `start_time` (see `process_start_time`) another process that got the same pid meanwhile counts as "ended".
+    """
+    await trio.lowlevel.checkpoint()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Asked only now: the descriptor pins the process, so the answer is about the one that is waited for.
+        if start_time is None or process_start_time(pid) == start_time:
+            await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exit_at_stdin_eof(exit_code: int) -> Thread:
+    """Starts a thread that ends this process as soon as stdin does, which means that the parent at its other end is gone.
+
+    The thread needs the interpreter for an instant only, so that it works while the rest of the process computes; and the
+    process ends without any cleanup, since nobody is left to wait for it. The parent must keep its end open and give it to
+    no other child, and nobody else may read stdin.
+    """
+    thread = Thread(
+        target=_exit_at_eof, args=(sys.__stdin__.fileno() if sys.__stdin__ else 0, exit_code), name="stdin-eof", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _exit_at_eof(descriptor: int, exit_code: int) -> None:
+    try:
+        while os.read(descriptor, _CHUNK_BYTES):
+            pass
+    except OSError:
+        pass  # an stdin that cannot be read is no lifeline either
+    os._exit(exit_code)

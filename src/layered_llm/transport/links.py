@@ -1,0 +1,159 @@
+"""Typed links: a socket and a codec together, the only thing of this package that a process's shell needs besides addresses.
+
+Must not know: what a message means, which process it serves.
+
+A peer is known by a short name, which travels as the identity of its socket. What a garbled message does depends on who sent
+it: a link with one peer raises WireError, since that peer is our own and one of the two is broken; a link with many peers
+yields Garbled under the sender's name, so that one broken peer ends neither the process nor the others.
+"""
+
+import re
+from types import TracebackType
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+from layered_llm.transport.codec import Codec, WireError
+from layered_llm.transport.ports import Garbled, SendOutcome
+from layered_llm.transport.zmq_socket import BlockingSocket, Frames, MessageContext, MessageSocket, RouterSocket, SocketOptions
+
+OutT = TypeVar("OutT")
+InT = TypeVar("InT")
+
+MESSAGES_PER_RECEIVE: Final = 256
+"""A receiver works off at most so many messages before other tasks get their turn."""
+_DEFAULT_OPTIONS: Final = SocketOptions()
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+class _Closable(Protocol):
+    def close(self, linger_ms: int = 0) -> None: ...
+
+
+class _Closing:
+    """Closes the socket when the link's `with` block is left."""
+
+    def __init__(self, socket: _Closable) -> None:
+        self._closable = socket
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """What was sent has `linger_ms` to reach the peer; waiting tasks get ClosedResourceError. Harmless when repeated."""
+        self._closable.close(linger_ms)
+
+
+class DealerLink(_Closing, Generic[OutT, InT]):
+    """A MessageLink: one peer, one sending and one receiving task."""
+
+    def __init__(self, socket: MessageSocket, codec: Codec[OutT, InT]) -> None:
+        super().__init__(socket)
+        self._socket = socket
+        self._codec = codec
+
+    async def receive(self) -> tuple[InT, ...]:
+        """Waits for at least one message and returns all that are there, in order. Raises WireError, ClosedResourceError."""
+        return tuple(self._codec.decode(frames) for frames in await self._socket.recv_many(MESSAGES_PER_RECEIVE))
+
+    async def send(self, message: OutT) -> None:
+        """Waits until the link has taken the message; when cancelled, it has not. Raises ClosedResourceError."""
+        await self._socket.send(self._codec.encode(message))
+
+
+class RouterLink(_Closing, Generic[OutT, InT]):
+    """A PeerLink: any number of named peers."""
+
+    def __init__(self, socket: RouterSocket, codec: Codec[OutT, InT]) -> None:
+        super().__init__(socket)
+        self._socket = socket
+        self._codec = codec
+
+    async def receive(self) -> tuple[tuple[str, InT | Garbled], ...]:
+        """Waits for at least one message and returns all that are there, in order, each with its peer's name.
+
+        Raises ClosedResourceError. A peer without a proper name is called by its identity in hexadecimal and only garbles.
+        """
+        return tuple(self._decoded(frames) for frames in await self._socket.recv_many(MESSAGES_PER_RECEIVE))
+
+    def send_nowait(self, peer: str, message: OutT) -> SendOutcome:
+        """Raises ClosedResourceError, and ValueError when `peer` is no name."""
+        return self._socket.send_nowait((identity_of(peer), *self._codec.encode(message)))
+
+    def _decoded(self, frames: Frames) -> tuple[str, InT | Garbled]:
+        identity, *message = frames
+        peer = identity.decode("ascii", errors="replace")
+        if not _NAME.fullmatch(peer):
+            return identity.hex(), Garbled(reason="the peer has no proper name")
+        try:
+            return peer, self._codec.decode(message)
+        except WireError as error:
+            return peer, Garbled(reason=str(error))
+
+
+class BlockingLink(_Closing, Generic[OutT, InT]):
+    """A BlockingMessageLink: one peer, for one thread without an event loop."""
+
+    def __init__(self, socket: BlockingSocket, codec: Codec[OutT, InT]) -> None:
+        super().__init__(socket)
+        self._socket = socket
+        self._codec = codec
+
+    def receive(self) -> InT:
+        """Blocks for the next message. Raises WireError, and LinkClosed when the context was shut down."""
+        return self._codec.decode(self._socket.recv())
+
+    def send(self, message: OutT) -> None:
+        """Blocks until the link has taken the message. Raises LinkClosed when the context was shut down."""
+        self._socket.send(self._codec.encode(message))
+
+
+def identity_of(name: str) -> bytes:
+    """The socket identity of a peer's name, such as "api-3f2a" or "text-0".
+
+    Raises ValueError unless it is 1 to 63 lower-case letters, digits and hyphens that start with a letter.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a peer")
+    return name.encode("ascii")
+
+
+def connect_dealer(
+    context: MessageContext,
+    address: str,
+    *,
+    name: str,
+    codec: Codec[OutT, InT],
+    options: SocketOptions = _DEFAULT_OPTIONS,
+) -> DealerLink[OutT, InT]:
+    """A link to the process that binds `address`, now or later. Raises AddressError and LinkClosed, as all of these do."""
+    return DealerLink(context.connect_dealer(address, identity_of(name), options), codec)
+
+
+def bind_dealer(
+    context: MessageContext, address: str, *, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
+) -> DealerLink[OutT, InT]:
+    """The bound end of a link with exactly one peer; sends wait until it has connected."""
+    return DealerLink(context.bind_dealer(address, options), codec)
+
+
+def bind_router(
+    context: MessageContext, address: str, *, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
+) -> RouterLink[OutT, InT]:
+    """The bound end of links with any number of peers."""
+    return RouterLink(context.bind_router(address, options), codec)
+
+
+def connect_blocking(
+    context: MessageContext,
+    address: str,
+    *,
+    name: str,
+    codec: Codec[OutT, InT],
+    options: SocketOptions = _DEFAULT_OPTIONS,
+) -> BlockingLink[OutT, InT]:
+    """As `connect_dealer`, to be called and used by the thread that blocks."""
+    return BlockingLink(context.connect_blocking(address, identity_of(name), options), codec)
