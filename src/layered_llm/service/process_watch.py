@@ -3,8 +3,9 @@
 Must not know: links, roles, what follows from a death.
 """
 
+import contextlib
 import os
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -14,15 +15,19 @@ import trio
 _START_TIME_FIELD: Final = 22
 """proc_pid_stat(5) counts fields from 1: pid, then the command in parentheses, then the rest."""
 _FIRST_FIELD_AFTER_COMMAND: Final = 3
+_STDIN: Final = 0
 _CHUNK_BYTES: Final = 4096
 
 
-def process_start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid it names a process for ever. None: no such process."""
+def process_start_time(pid: int) -> int:
+    """When the process started, in clock ticks since boot; with the pid it names a process for ever.
+
+    Raises ProcessLookupError when there is no such process.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    except FileNotFoundError:
+        raise ProcessLookupError(f"no process {pid}") from None
     # The command may itself contain spaces and parentheses.
     fields = stat[stat.rindex(")") + 1 :].split()
     return int(fields[_START_TIME_FIELD - _FIRST_FIELD_AFTER_COMMAND])
@@ -34,14 +39,17 @@ async def wait_process_exit(pid: int, *, start_time: int | None = None) -> None:
     With `start_time` (see `process_start_time`) another process that got the same pid meanwhile counts as "ended".
     """
     await trio.lowlevel.checkpoint()
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
+    with contextlib.suppress(ProcessLookupError), _pidfd(pid) as descriptor:
         # Asked only now: the descriptor pins the process, so the answer is about the one that is waited for.
         if start_time is None or process_start_time(pid) == start_time:
             await trio.lowlevel.wait_readable(descriptor)
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -53,17 +61,13 @@ def exit_at_stdin_eof(exit_code: int) -> Thread:
     process ends without any cleanup, since nobody is left to wait for it. The parent must keep its end open and give it to
     no other child, and nobody else may read stdin.
     """
-    thread = Thread(
-        target=_exit_at_eof, args=(sys.__stdin__.fileno() if sys.__stdin__ else 0, exit_code), name="stdin-eof", daemon=True
-    )
+    thread = Thread(target=_exit_at_eof, args=(exit_code,), name="stdin-eof", daemon=True)
     thread.start()
     return thread
 
 
-def _exit_at_eof(descriptor: int, exit_code: int) -> None:
-    try:
-        while os.read(descriptor, _CHUNK_BYTES):
+def _exit_at_eof(exit_code: int) -> None:
+    with contextlib.suppress(OSError):  # a stdin that cannot be read is no lifeline either
+        while os.read(_STDIN, _CHUNK_BYTES):
             pass
-    except OSError:
-        pass  # an stdin that cannot be read is no lifeline either
     os._exit(exit_code)

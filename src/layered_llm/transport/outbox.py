@@ -4,6 +4,7 @@ Must not know: sockets, what a message means.
 
 Whoever opens something that it must be able to close later reserves the slot of the closing word first. Emitting it is then
 synchronous, cannot fail and cannot block, so that no cancellation comes between noticing and emitting.
+An outbox is used with reservations for everything or for nothing: a message without one could take the slot of another.
 Invariant: pending + reserved <= capacity. A message holds its slot until the link has taken it.
 """
 
@@ -25,6 +26,7 @@ class Outbox(Generic[OutT]):
         self._capacity = capacity
         self._pending: deque[OutT] = deque()
         self._reserved = 0
+        self._has_reservations = False
         self._waiting_to_send = trio.lowlevel.ParkingLot()
         self._waiting_for_empty = trio.lowlevel.ParkingLot()
 
@@ -43,24 +45,26 @@ class Outbox(Generic[OutT]):
         if len(self._pending) + self._reserved + slots > self._capacity:
             return False
         self._reserved += slots
+        self._has_reservations = True
         return True
 
     def release(self, slots: int = 1) -> None:
-        """Gives reserved slots back unused."""
-        self._use(slots)
+        """Gives reserved slots back unused. Raises InvariantViolated when fewer are reserved."""
+        if slots > self._reserved:
+            raise InvariantViolated(f"{slots} outbox slots given back, but only {self._reserved} are reserved")
+        self._reserved -= slots
 
     def emit(self, message: OutT) -> None:
-        """Queues a message in a slot that was reserved for it. Raises InvariantViolated when none was."""
-        self._use(1)
+        """Queues a message in a reserved slot, or in any free one of an outbox in which nothing was ever reserved.
+
+        Raises InvariantViolated when there is none: the emitter's arithmetic is wrong, or the peer is not worth waiting for.
+        """
+        if self._has_reservations:
+            self.release()
+        elif len(self._pending) >= self._capacity:
+            raise InvariantViolated(f"{type(message).__name__} emitted into a full outbox of {self._capacity}")
         self._pending.append(message)
         self._waiting_to_send.unpark_all()
-
-    def try_emit(self, message: OutT) -> bool:
-        """Queues a message that nobody reserved for, if a slot is free; whether it did."""
-        if not self.reserve():
-            return False
-        self.emit(message)
-        return True
 
     async def run(self, link: MessageSink[OutT]) -> Never:
         """Sends what comes, in order, until it is cancelled; raises what `link.send` raises."""
@@ -85,8 +89,3 @@ class Outbox(Generic[OutT]):
         while self._pending:
             await self._waiting_for_empty.park()
         await trio.lowlevel.checkpoint()
-
-    def _use(self, slots: int) -> None:
-        if slots > self._reserved:
-            raise InvariantViolated(f"{slots} outbox slots used, but only {self._reserved} are reserved")
-        self._reserved -= slots
