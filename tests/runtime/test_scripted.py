@@ -143,5 +143,5 @@ def test_no_slot_stays_open_after_a_run() -> None:
 
 
 def test_the_scripted_device_starts_without_torch() -> None:
-    code = "import sys; import layered_llm.runtime.scripted; sys.exit('torch' in sys.modules)"
+    code = "import sys; import layered_llm.runtime.opening; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode

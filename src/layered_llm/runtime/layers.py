@@ -1,0 +1,156 @@
+"""The building blocks that decoder models share, over flat tokens in fp32.
+
+Must not know: checkpoint names, families, slots, sampling.
+
+A step's tokens are rows of one matrix [tokens, hidden], without padding and without a batch dimension.
+"""
+
+import math
+
+import attrs
+import torch
+from torch.nn.functional import linear, rms_norm, silu
+
+from layered_llm.runtime.attention import AttentionPlan, attend
+from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.model_config import Llama3Scaling, RopeConfig
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Linear:
+    """x W^T + b."""
+
+    weight: torch.Tensor
+    """[outputs, inputs]."""
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RmsNorm:
+    """Root mean square normalisation over the last dimension (Zhang, Sennrich, 2019)."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Rotation:
+    """Cosines and sines of a step's positions, [tokens, 1, head_dim / 2] each."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotates `x` [tokens, heads, head_dim], whose pairs are its two halves."""
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RotaryEmbedding:
+    """Rotary position embedding (Su et al., RoFormer, 2021)."""
+
+    inverse_frequencies: torch.Tensor
+    """fp32 [head_dim / 2]."""
+
+    @classmethod
+    def build(cls, rope: RopeConfig, head_dim: int) -> "RotaryEmbedding":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        frequencies = 1.0 / rope.theta**exponents
+        return cls(inverse_frequencies=_stretched(frequencies, rope.scaling) if rope.scaling else frequencies)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        angles = positions.to(torch.float32)[:, None, None] * self.inverse_frequencies
+        return Rotation(cos=angles.cos(), sin=angles.sin())
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SelfAttention:
+    """Causal attention with grouped queries; where the family has them, queries and keys are normalised head by head."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: Linear
+    """Queries, keys and values merged."""
+    output: Linear
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, cache: KvCache, plan: AttentionPlan) -> torch.Tensor:
+        merged = self.qkv(x).unflatten(1, (-1, self.head_dim))
+        if self.query_norm is None or self.key_norm is None:
+            rotated = rotation(merged[:, : self.heads + self.kv_heads])
+        else:
+            queries, keys, _ = merged.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            rotated = rotation(torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1))
+        keys_values = torch.stack((rotated[:, self.heads :], merged[:, self.heads + self.kv_heads :]), dim=1)
+        cache.write(self.layer, plan.cells, keys_values)
+        attended = attend(cache, self.layer, rotated[:, : self.heads].unflatten(1, (self.kv_heads, -1)), plan)
+        return self.output(attended.reshape(x.shape[0], -1))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GatedMlp:
+    """SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020)."""
+
+    gate_up: Linear
+    """Gate and up projection merged."""
+    down: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(silu(gate).mul_(up))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecoderLayer:
+    """Pre-normalised attention and MLP, each added to the residual stream."""
+
+    attention_norm: RmsNorm
+    attention: SelfAttention
+    mlp_norm: RmsNorm
+    mlp: GatedMlp
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, cache: KvCache, plan: AttentionPlan) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, cache, plan)
+        return x.add_(self.mlp(self.mlp_norm(x)))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CausalLm:
+    """Token ids to logits."""
+
+    embedding: torch.Tensor
+    """[vocabulary, hidden]."""
+    rotary: RotaryEmbedding
+    layers: tuple[DecoderLayer, ...]
+    norm: RmsNorm
+    head: Linear
+
+    def hidden(self, token_ids: torch.Tensor, cache: KvCache, plan: AttentionPlan) -> torch.Tensor:
+        """Runs all tokens of a step (int64 [tokens]), storing their keys and values: [tokens, hidden], not yet normalised."""
+        x = self.embedding.index_select(0, token_ids)
+        rotation = self.rotary.rotation(plan.positions)
+        for layer in self.layers:
+            x = layer(x, rotation, cache, plan)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, vocabulary], for the tokens that are worth it: the head is the largest matrix of a small model."""
+        return self.head(self.norm(hidden))
+
+
+def _stretched(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Long wavelengths grow by `factor`, short ones stay, and those between are interpolated."""
+    turns = scaling.original_context_tokens * frequencies / (2 * math.pi)
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = share.clamp(0.0, 1.0)
+    return (1 - share) * frequencies / scaling.factor + share * frequencies

@@ -1,0 +1,86 @@
+"""Opens the device that the options name.
+
+Must not know: links, policy; torch, unless the device needs it.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.device import Device, DeviceError
+from layered_llm.runtime.model_config import CONFIG_FILE, read_config_json, read_size
+from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
+from layered_llm.runtime.pool_size import size_pool
+from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+
+_SCRIPTED_CONTEXT_TOKENS: Final = 4096
+_SCRIPTED_VOCABULARY_SIZE: Final = 1 << 16
+"""Limits of a scripted device whose model directory has no config.json."""
+_CELL_BYTES: Final = 4
+
+
+def block_for(seconds: float) -> None:
+    """Blocks the calling thread."""
+    threading.Event().wait(seconds)
+
+
+def open_device(options: RuntimeOptions, *, now_us: Callable[[], int], wait: Callable[[float], None] = block_for) -> Device:
+    """`now_us` is a monotonic clock; `wait` lets a scripted step's seconds pass.
+
+    Raises DeviceError, with one line for the operator, where the device cannot be opened.
+    """
+    match options.device:
+        case "scripted":
+            return _open_scripted(options, now_us=now_us, wait=wait)
+        case "cpu":
+            from layered_llm.runtime.torch_opening import open_torch_device  # noqa: PLC0415 - scripted must start without torch
+
+            return open_torch_device(options, now_us=now_us)
+        case _:
+            assert_never(options.device)
+
+
+def _open_scripted(options: RuntimeOptions, *, now_us: Callable[[], int], wait: Callable[[float], None]) -> ScriptedDevice:
+    limits = _scripted_limits(options)
+    return ScriptedDevice(
+        limits=limits,
+        script=_script(options.script, limits.vocabulary_size),
+        pace=ScriptedPace(step_us=options.script.step_us, token_us=options.script.token_us),
+        wait=wait,
+        now_us=now_us,
+    )
+
+
+def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
+    raw = read_config_json(options.model_dir) if (options.model_dir / CONFIG_FILE).exists() else {}
+    context = read_size(raw, "max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
+    pool = size_pool(
+        num_pages=options.num_pages,
+        page_size_tokens=options.page_size_tokens,
+        page_bytes=options.page_size_tokens * _CELL_BYTES,
+        context_tokens=min(context, options.context_override or context),
+        weight_bytes=0,
+        free_bytes=None,
+    )
+    return RuntimeLimits(
+        pages=pool.pages,
+        page_size_tokens=options.page_size_tokens,
+        slots=options.max_slots,
+        context_tokens=pool.context_tokens,
+        vocabulary_size=read_size(raw, "vocab_size", default=_SCRIPTED_VOCABULARY_SIZE),
+    )
+
+
+def _script(options: ScriptOptions, vocabulary_size: int) -> Script:
+    match options.name:
+        case "echo":
+            return EchoScript()
+        case "hash":
+            last_id = options.first_id + options.id_count - 1
+            if options.id_count < 1 or not 0 <= options.first_id <= last_id < vocabulary_size:
+                raise DeviceError(f"the hash script's ids {options.first_id} … {last_id} are not in the vocabulary")
+            return HashScript(first_id=options.first_id, id_count=options.id_count)
+        case _:
+            assert_never(options.name)

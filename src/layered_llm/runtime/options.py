@@ -1,0 +1,40 @@
+"""What a device is opened with.
+
+Must not know: where the values come from, their defaults, torch.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ScriptOptions:
+    """What the scripted device does; the CPU device ignores it."""
+
+    name: Literal["echo", "hash"]
+    first_id: int
+    """`hash` samples the ids `first_id … first_id + id_count - 1`, such as those of the letters a to z."""
+    id_count: int
+    step_us: int
+    token_us: int
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeOptions:
+    """Everything that decides what a device is."""
+
+    device: Literal["cpu", "scripted"]
+    model_dir: Path
+    dtype: str
+    """auto, float32, bfloat16 or float16: the precision of the weights. On the CPU activations and sums are always fp32."""
+    num_pages: int | None
+    """None: four full contexts, or what half of the free memory holds."""
+    page_size_tokens: int
+    max_slots: int
+    context_override: int | None
+    """A context shorter than the model's."""
+    threads: int | None
+    """None leaves torch's own choice."""
+    script: ScriptOptions

@@ -1,0 +1,79 @@
+"""The CPU device: executes steps with torch.
+
+Must not know: links, policy, how the model was read.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.runtime.attention import plan_attention
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.sampler import SampleRow, sample_tokens
+from layered_llm.runtime.slots import Int32s, Int64s, SlotTable, StepRows
+
+_NO_TOKENS: Final = b""
+
+
+class TorchDevice:
+    """A Device that runs a decoder model in fp32. Sampled tokens go into the slots' state and feed the next step from there."""
+
+    def __init__(self, *, model: CausalLm, cache: KvCache, limits: RuntimeLimits, now_us: Callable[[], int]) -> None:
+        self._model = model
+        self._cache = cache
+        self._limits = limits
+        self._now_us = now_us
+        self._slots = SlotTable(limits)
+
+    @property
+    def limits(self) -> RuntimeLimits:
+        return self._limits
+
+    def execute(self, step: ExecuteStep) -> StepCompleted:
+        """Raises DeviceError where torch fails, and InvariantViolated for a step that contradicts the slots' state."""
+        started_us = self._now_us()
+        rows = self._slots.apply(step)
+        try:
+            token_ids = self._run(rows) if rows.slots.size else _NO_TOKENS
+        except (RuntimeError, MemoryError) as error:
+            raise DeviceError(f"step {step.step} failed: {_first_line(error)}") from error
+        return StepCompleted(
+            step=step.step,
+            token_ids=token_ids,
+            device_us=self._now_us() - started_us,
+            open_slots=self._slots.open_count,
+        )
+
+    @torch.inference_mode()
+    def _run(self, rows: StepRows) -> bytes:
+        tokens = self._slots.flatten(rows)
+        plan = plan_attention(self._slots, rows, tokens, page_size_tokens=self._limits.page_size_tokens)
+        hidden = self._model.hidden(torch.from_numpy(tokens.token_ids), self._cache, plan)
+        if not rows.sampled.size:
+            return _NO_TOKENS
+        last_tokens = torch.from_numpy((np.cumsum(rows.counts) - 1)[rows.sampled])
+        logits = self._model.logits(hidden.index_select(0, last_tokens))
+        return self._sample(logits, rows.slots[rows.sampled]).tobytes()
+
+    def _sample(self, logits: torch.Tensor, slots: Int64s) -> Int32s:
+        rows = [
+            SampleRow(
+                sampling=self._slots.sampling(slot),
+                choice=self._slots.choice(slot),
+                output_position=self._slots.output_tokens(slot),
+            )
+            for slot in slots.tolist()
+        ]
+        token_ids = sample_tokens(logits, rows)
+        self._slots.append_all(slots, token_ids)
+        return token_ids
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,61 @@
+"""Opens the CPU device: reads a model, sizes the KV pool.
+
+Must not know: links, how steps are executed.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.kv_cache import KvCache, page_bytes
+from layered_llm.runtime.memory import available_bytes
+from layered_llm.runtime.model_config import ModelConfig, parse_model_config, read_config_json
+from layered_llm.runtime.models.registry import builder_of
+from layered_llm.runtime.options import RuntimeOptions
+from layered_llm.runtime.pool_size import PoolSize, size_pool
+from layered_llm.runtime.torch_device import TorchDevice
+from layered_llm.runtime.weights import CheckpointReader
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> TorchDevice:
+    """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    config = parse_model_config(read_config_json(options.model_dir))
+    build = builder_of(config.architecture)
+    reader = CheckpointReader.open(options.model_dir, dtype=options.dtype)
+    pool = _size_pool(options, config, reader.parameter_bytes())
+    model = build(config, reader)
+    reader.finish()
+    _LOG.info(
+        "%s on the CPU: weights %s, computed in float32 with %d threads; KV pool of %d pages of %d tokens",
+        *(config.architecture, reader.dtypes, torch.get_num_threads(), pool.pages, options.page_size_tokens),
+    )
+    return TorchDevice(
+        model=model,
+        cache=KvCache.allocate(config, pages=pool.pages, page_size_tokens=options.page_size_tokens),
+        limits=RuntimeLimits(
+            pages=pool.pages,
+            page_size_tokens=options.page_size_tokens,
+            slots=options.max_slots,
+            context_tokens=pool.context_tokens,
+            vocabulary_size=config.vocabulary_size,
+        ),
+        now_us=now_us,
+    )
+
+
+def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int) -> PoolSize:
+    return size_pool(
+        num_pages=options.num_pages,
+        page_size_tokens=options.page_size_tokens,
+        page_bytes=page_bytes(config, options.page_size_tokens),
+        context_tokens=min(config.context_tokens, options.context_override or config.context_tokens),
+        weight_bytes=weight_bytes,
+        free_bytes=available_bytes(),
+    )

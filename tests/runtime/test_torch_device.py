@@ -1,0 +1,211 @@
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.torch_device import TorchDevice
+from layered_llm.runtime.torch_opening import open_torch_device
+from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
+from support.runtime_driver import Driver, generate, make_step, open_slot, sampling
+from support.runtime_options import make_options
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "llama-head-80": {"head_dim": 80},
+    "llama-no-groups": {"num_key_value_heads": 4},
+    "llama-one-kv-head": {"num_key_value_heads": 1},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-bf16": {"dtype": torch.bfloat16},
+    "llama-fp16": {"dtype": torch.float16},
+    "llama-sharded": {"shard_size": "40KB"},
+    "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "qwen3-tied": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+}
+
+
+class Recorder:
+    """Keeps the logits that a device computes."""
+
+    def __init__(self, model: CausalLm) -> None:
+        self._model = model
+        self.logits_seen: list[torch.Tensor] = []
+
+    def hidden(self, *arguments: Any) -> torch.Tensor:
+        return self._model.hidden(*arguments)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._model.logits(hidden)
+        self.logits_seen.append(logits.clone())
+        return logits
+
+
+def open_cpu(directory: Path, **changes: Any) -> TorchDevice:
+    return open_torch_device(make_options(directory, **changes), now_us=lambda: 0)
+
+
+def replace_model(device: Any, model: Recorder) -> None:
+    device._model = model
+
+
+def record(device: TorchDevice) -> Recorder:
+    recorder = Recorder(device._model)
+    replace_model(device, recorder)
+    return recorder
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, 128) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(variant: str) -> tuple[Path, Any]:
+        if variant not in made:
+            directory = tmp_path_factory.mktemp(variant)
+            made[variant] = (directory, make_checkpoint(directory, **VARIANTS[variant]))
+        return made[variant]
+
+    return get
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, checkpoint: Any) -> None:
+    directory, model = checkpoint(variant)
+    device = open_cpu(directory)
+    recorder = record(device)
+    (prompt,) = prompts_of(11)
+    (output,) = generate(device, [prompt], output_tokens=12)
+    expected = reference_logits(model, prompt + output[:-1])[len(prompt) - 1 :]
+    assert 1e-4 > (torch.cat(recorder.logits_seen) - expected).abs().max().item()
+    assert expected.argmax(dim=-1).tolist() == output
+
+
+@pytest.mark.parametrize("page_size_tokens", [1, 4, 16])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 1000])
+def test_output_depends_on_neither_chunks_nor_pages_nor_batch_mates(
+    chunk_tokens: int, page_size_tokens: int, checkpoint: Any
+) -> None:
+    directory, model = checkpoint("llama")
+    prompts = prompts_of(1, 5, 17, 40, 3)
+    device = open_cpu(directory, page_size_tokens=page_size_tokens, num_pages=512 // page_size_tokens)
+    outputs = generate(device, prompts, output_tokens=10, chunk_tokens=chunk_tokens)
+    assert [reference_greedy(model, prompt, 10) for prompt in prompts] == outputs
+
+
+def test_logits_of_mixed_prefill_and_decode_rows_equal_those_of_transformers(checkpoint: Any) -> None:
+    directory, model = checkpoint("llama-head-80")
+    device = open_cpu(directory, num_pages=128)
+    recorder = record(device)
+    driver = Driver(device, 7, stride=5)
+    prompts = prompts_of(3, 30, 64)
+    for slot, prompt in enumerate(prompts):
+        driver.add(open_slot(slot, prompt), output_tokens=15 if slot else 2)
+    outputs = driver.run()
+    expected = [reference_logits(model, prompt + outputs[slot][:-1])[len(prompt) - 1 :] for slot, prompt in enumerate(prompts)]
+    seen = torch.cat(recorder.logits_seen)
+    distances = torch.cdist(seen, torch.cat(expected), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
+    assert 1e-4 > distances.min(dim=0).values.max().item()
+
+
+def test_chunks_longer_than_a_block_of_queries(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, max_position_embeddings=1024)
+    prompts = prompts_of(700, 300, 1)
+    device = open_cpu(tmp_path, num_pages=300)
+    outputs = generate(device, prompts, output_tokens=3, chunk_tokens=600)
+    assert [reference_greedy(model, prompt, 3) for prompt in prompts] == outputs
+
+
+def test_a_cached_prefix_is_read_from_another_slots_pages(checkpoint: Any) -> None:
+    directory, model = checkpoint("qwen3")
+    prompt, tail = prompts_of(8, 2)
+    device = open_cpu(directory)
+    device.execute(make_step(opened=[open_slot(0, prompt)], pages=[(0, 0, [9, 4])], rows=[(0, 0, 8, False)]))
+    done = device.execute(
+        make_step(2, retired=[0], opened=[open_slot(1, prompt + tail)], pages=[(1, 0, [9, 4, 7])], rows=[(1, 8, 2, True)])
+    )
+    assert reference_greedy(model, prompt + tail, 1) == list(unpack_i32(done.token_ids))
+
+
+def test_seeded_output_survives_preemption_and_batch_mates(checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    prompts = prompts_of(9, 4, 13)
+    params = [sampling(seed=5, temperature=1.3, top_p=0.9), sampling(seed=5), sampling(seed=6, top_k=20)]
+    alone = generate(open_cpu(directory), prompts[:1], output_tokens=12, params=params[:1])[0]
+    together = generate(open_cpu(directory), prompts, output_tokens=12, params=params)[0]
+    driver = Driver(open_cpu(directory), 5)
+    driver.add(open_slot(3, prompts[0], alone[:5], params=params[0]), output_tokens=7)
+    assert [alone, alone[5:]] == [together, driver.run()[3]]
+
+
+def test_choices_of_one_seed_differ(checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    driver = Driver(open_cpu(directory), 100)
+    for choice in range(4):
+        driver.add(open_slot(choice, [5, 6, 7], params=sampling(seed=1), choice=choice), output_tokens=8)
+    assert 4 == len({tuple(tokens) for tokens in driver.run().values()})
+
+
+def test_min_tokens_hold_back_the_end(checkpoint: Any) -> None:
+    directory, model = checkpoint("llama")
+    (prompt,) = prompts_of(6)
+    free = reference_greedy(model, prompt, 4)
+    params = sampling(temperature=0.0, min_tokens=2, end_ids=(free[0],))
+    (output,) = generate(open_cpu(directory), [prompt], output_tokens=2, params=[params])
+    assert free[0] not in output
+
+
+def test_a_step_without_rows_only_changes_state(checkpoint: Any) -> None:
+    device = open_cpu(checkpoint("llama")[0])
+    done = device.execute(make_step(3, opened=[open_slot(0, [1])]))
+    assert (3, b"", 1) == (done.step, done.token_ids, done.open_slots)
+
+
+def test_logits_that_are_not_finite_are_a_device_error(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path)
+    model.model.norm.weight.data[:] = torch.nan
+    model.save_pretrained(tmp_path)
+    device = open_cpu(tmp_path)
+    step = make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [0])], rows=[(0, 0, 1, True)])
+    with pytest.raises(DeviceError, match="not finite"):
+        device.execute(step)
+
+
+def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -> None:
+    class Failing(Recorder):
+        def hidden(self, *_: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no memory left\nframe 1\nframe 2")
+
+    device = open_cpu(checkpoint("llama")[0])
+    replace_model(device, Failing(device._model))
+    step = make_step(9, opened=[open_slot(0, [1])], pages=[(0, 0, [0])], rows=[(0, 0, 1, True)])
+    with pytest.raises(DeviceError, match=r"^step 9 failed: no memory left$"):
+        device.execute(step)
+
+
+def test_limits_say_what_was_opened(checkpoint: Any) -> None:
+    limits = open_cpu(checkpoint("llama")[0], num_pages=10, page_size_tokens=8, max_slots=3).limits
+    assert (10, 8, 3, 80, 128) == (
+        limits.pages,
+        limits.page_size_tokens,
+        limits.slots,
+        limits.context_tokens,
+        limits.vocabulary_size,
+    )
+
+
+def test_the_default_pool_holds_four_contexts(checkpoint: Any) -> None:
+    limits = open_cpu(checkpoint("llama")[0], num_pages=None, context_override=100, page_size_tokens=16).limits
+    assert (28, 100) == (limits.pages, limits.context_tokens)
