@@ -1,0 +1,153 @@
+"""Any order of messages, plans and results, against a model that knows only what each request asked for."""
+
+import attrs
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from layered_llm.domain.finish import FinishReason
+from support.scheduling_rig import ChoiceKey, Rig, admit, limits, policy
+
+WORKERS = 2
+END_ID = 5
+
+
+def script(seed: int, choice: int, position: int) -> int:
+    return (seed * 7919 + choice * 104_729 + position * 1_299_709) % 13
+
+
+@attrs.define
+class Model:
+    """What is expected of one choice: all its tokens if nobody ends it earlier, and why it ends then."""
+
+    tokens: list[int]
+    reason: FinishReason
+    stopped_at_tokens: int | None = None
+    is_aborted: bool = False
+
+
+def model_of(request: int, choice: int, max_tokens: int, min_tokens: int) -> Model:
+    tokens: list[int] = []
+    while len(tokens) < max_tokens:
+        token = script(request, choice, len(tokens))
+        if token == END_ID and len(tokens) >= min_tokens:
+            return Model([*tokens, token], FinishReason.STOP)
+        tokens.append(END_ID + 1 if token == END_ID else token)
+    return Model(tokens, FinishReason.LENGTH)
+
+
+@st.composite
+def rigs(draw: st.DrawFn) -> Rig:
+    pages, page_size, slots = draw(st.integers(2, 10)), draw(st.sampled_from([1, 4, 16])), draw(st.integers(1, 4))
+    return Rig(
+        limits=limits(pages=pages, page_size=page_size, slots=slots),
+        policy=policy(
+            budget=draw(st.integers(1, 12)),
+            running=draw(st.integers(1, 4)),
+            queued=draw(st.integers(1, 4)),
+            credit=draw(st.integers(1, 3)),
+            in_flight=draw(st.integers(1, 2)),
+        ),
+        script=script,
+        gives_credit=False,
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The rig checks the protocol, the device pages and slots, `check()` the rest, after every rule."""
+
+    @initialize(rig=rigs())
+    def start(self, rig: Rig) -> None:
+        self.rig = rig
+        self.models: dict[ChoiceKey, Model] = {}
+        self.requests = 0
+        self.aborts = self.stops = self.late_aborts = self.late_stops = 0
+
+    @rule(data=st.data(), choices=st.integers(1, 3), min_tokens=st.integers(0, 3), worker=st.integers(0, WORKERS - 1))
+    def admit(self, data: st.DataObject, choices: int, min_tokens: int, worker: int) -> None:
+        self.requests += 1
+        request, context = self.requests, self.rig.limits.context_tokens
+        prompt = data.draw(st.integers(1, context))
+        tokens = data.draw(st.integers(1, 12))
+        waiting = self.rig.scheduler.statistics().waiting_requests
+        message = admit(request, prompt=prompt, tokens=tokens, choices=choices, end_ids=(END_ID,), min_tokens=min_tokens)
+        self.rig.admit(message, worker)
+        is_taken = prompt + tokens <= context and waiting < self.rig.policy.max_queued_requests
+        assert is_taken == (request in self.rig.queued)
+        if is_taken:
+            self.models.update({(request, one): model_of(request, one, tokens, min_tokens) for one in range(choices)})
+
+    @rule()
+    def launch(self) -> None:
+        step = self.rig.launch()
+        has_credit = not any(self.rig.untaken.values())
+        if step is None and has_credit and not self.rig.device.launched:
+            assert self.rig.scheduler.is_quiescent, "work, credit, an idle device, and nothing is planned"
+
+    @precondition(lambda self: self.rig.device.launched)
+    @rule()
+    def finish(self) -> None:
+        self.rig.finish()
+
+    @rule(count=st.integers(1, 8))
+    def go_on(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.step()
+            for worker in range(WORKERS):
+                self.rig.take_steps(worker)
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def take_steps(self, worker: int) -> None:
+        self.rig.take_steps(worker)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = data.draw(st.integers(1, self.requests + 1))
+        still_open = [key for key in self.models if key[0] == request and key not in self.rig.ended]
+        self.aborts += 1
+        self.late_aborts += not still_open
+        self.rig.abort(request)
+        for key in still_open:
+            assert (FinishReason.ABORT, len(self.rig.outputs[key])) == self.rig.ended[key]
+            self.models[key].is_aborted = True
+
+    @precondition(lambda self: any(self.rig.outputs.values()))
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([key for key, tokens in self.rig.outputs.items() if tokens]))
+        at = data.draw(st.integers(1, len(self.rig.outputs[key])))
+        is_late = key in self.rig.ended
+        self.stops += 1
+        self.late_stops += is_late
+        self.rig.stop(request=key[0], choice=key[1], output_tokens=at)
+        if not is_late:
+            self.models[key].stopped_at_tokens = at
+
+    def teardown(self) -> None:
+        self.rig.gives_credit = True
+        for worker in range(WORKERS):
+            self.rig.take_steps(worker)
+        tokens = sum(len(model.tokens) for model in self.models.values())
+        self.rig.run(max_steps=tokens + self.rig.limits.context_tokens * len(self.models) + 3)
+        figures = self.rig.scheduler.statistics()
+        assert (self.aborts - self.late_aborts, self.late_aborts) == (figures.aborts_handled, figures.aborts_late)
+        assert (self.stops - self.late_stops, self.late_stops) == (figures.stops_handled, figures.stops_late)
+        assert self.models.keys() == self.rig.ended.keys()
+        assert len(self.models) == sum(count for _, count in figures.finished) == figures.choices_accepted
+        for key, model in self.models.items():
+            self.as_expected(key, model)
+
+    def as_expected(self, key: ChoiceKey, model: Model) -> None:
+        shown, ended = self.rig.outputs[key], self.rig.ended[key]
+        if model.stopped_at_tokens is not None:
+            assert (FinishReason.STOP, model.stopped_at_tokens) == ended
+        elif model.is_aborted:
+            assert (FinishReason.ABORT, len(shown)) == ended
+        else:
+            assert (model.reason, len(model.tokens)) == ended
+            assert model.tokens == shown
+        assert model.tokens[: len(shown)] == shown
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
