@@ -1,0 +1,231 @@
+"""The flags of the benchmark, and the settings that they stand for.
+
+Must not know: how a benchmark runs.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from layered_llm.client.bench.load import ClosedLoop, Limits, OpenLoop, Pattern
+from layered_llm.client.bench.prompts import WordRange
+from layered_llm.client.bench.sender import Endpoint
+from layered_llm.client.stream_core import StreamTimeouts
+
+DESCRIPTION: Final = "Measure latency and throughput of any OpenAI-compatible server by streaming from it."
+_DEFAULT_REQUESTS: Final = 100
+_PLOT_SUFFIXES: Final = (".png", ".svg", ".pdf")
+
+EXAMPLES: Final = """\
+examples:
+  how fast is it for 8 users who each wait for their answer?
+      %(prog)s http://127.0.0.1:8000 --concurrency 8
+  how does it hold up when 5 requests arrive per second, whatever happens?
+      %(prog)s http://127.0.0.1:8000 --rate 5 --duration 60
+  long prompts, answers of exactly 256 tokens, everything kept for later
+      %(prog)s http://127.0.0.1:8000/v1 --prompt-words 2000 --output-tokens 256 --ignore-eos --json run.json --plot run.png
+  what does the prefix cache save?
+      %(prog)s http://127.0.0.1:8000 --shared-prefix-words 1000 --prompt-words 20-50
+  your own prompts, one per line (or one JSON value per line in a .jsonl file)
+      %(prog)s https://api.example.com --api-key KEY --model NAME --prompts questions.txt
+
+Ctrl-C ends a run early and reports what it has. The exit status is 0 when every request completed, 1 when some failed,
+2 when nothing could be measured, 130 after Ctrl-C.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class BenchSettings:
+    """All that a run depends on."""
+
+    url: str
+    api_key: str | None = attrs.field(repr=False)
+    model: str | None
+    endpoint: Endpoint
+    timeouts: StreamTimeouts
+    parameters: Mapping[str, Any]
+    """Fields of each request's body beside the model and the prompt."""
+    pattern: Pattern
+    limits: Limits
+    warmup_requests: int
+    seed: int
+    prompt_file: Path | None
+    words: WordRange
+    shared_prefix_words: int
+    json_file: Path | None
+    plot_file: Path | None
+    shows_progress: bool
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the benchmark, a description and examples to `parser`."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add_target_arguments(parser)
+    _add_load_arguments(parser.add_argument_group("load"))
+    _add_prompt_arguments(parser.add_argument_group("prompts and answers"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=_output_file, metavar="FILE", help="write settings, summary and every request's times")
+    output.add_argument("--plot", type=_plot_file, metavar="FILE.png", help="draw latencies and a timeline (needs matplotlib)")
+    output.add_argument("--no-progress", action="store_true", help="keep standard error silent while the run goes on")
+
+
+def read_settings(args: argparse.Namespace) -> BenchSettings:
+    """The settings that parsed flags stand for."""
+    requests = args.requests if args.requests is not None or args.duration is not None else _DEFAULT_REQUESTS
+    parameters = {"max_tokens": args.output_tokens, "temperature": args.temperature}
+    if args.ignore_eos:
+        parameters["ignore_eos"] = True
+    return BenchSettings(
+        url=args.url,
+        api_key=args.api_key,
+        model=args.model,
+        endpoint=Endpoint(args.endpoint),
+        timeouts=StreamTimeouts(first_token_s=args.first_token_timeout, idle_s=args.idle_timeout),
+        parameters={**parameters, **args.extra_body},
+        pattern=ClosedLoop(clients=args.concurrency) if args.rate is None else OpenLoop(rate_per_s=args.rate),
+        limits=Limits(requests=requests, duration_s=args.duration),
+        warmup_requests=args.warmup,
+        seed=args.seed,
+        prompt_file=args.prompts,
+        words=args.prompt_words,
+        shared_prefix_words=args.shared_prefix_words,
+        json_file=args.json,
+        plot_file=args.plot,
+        shows_progress=not args.no_progress,
+    )
+
+
+def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the server, with or without /v1")
+    group = parser.add_argument_group("server")
+    group.add_argument("--model", metavar="NAME", help="default: the first one that the server lists")
+    group.add_argument("--endpoint", choices=[item.value for item in Endpoint], default="chat", help="default: %(default)s")
+    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    group.add_argument(
+        "--first-token-timeout", type=_positive_float, default=600.0, metavar="S",
+        help="give a request up when no token came for so long (default: %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--idle-timeout", type=_positive_float, default=120.0, metavar="S",
+        help="give a request up when its stream stalls for so long (default: %(default)g)",
+    )  # fmt: skip
+
+
+def _add_load_arguments(group: "argparse._ArgumentGroup") -> None:
+    pattern = group.add_mutually_exclusive_group()
+    pattern.add_argument(
+        "--concurrency", type=_positive_int, default=8, metavar="N",
+        help="closed loop: N clients, each waits for its answer before it asks again (default: %(default)s)",
+    )  # fmt: skip
+    pattern.add_argument(
+        "--rate", type=_positive_float, metavar="R",
+        help="open loop: R requests per second on average, at random (Poisson) times",
+    )  # fmt: skip
+    group.add_argument(
+        "--requests", type=_positive_int, metavar="N",
+        help=f"end after N requests (default: {_DEFAULT_REQUESTS}, or no limit with --duration)",
+    )  # fmt: skip
+    group.add_argument("--duration", type=_positive_float, metavar="S", help="begin no request after S seconds")
+    group.add_argument(
+        "--warmup",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="requests before the measurement, one by one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of arrival times and synthetic prompts: the same seed asks the same (default: 0)",
+    )
+
+
+def _add_prompt_arguments(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--prompts", type=Path, metavar="FILE",
+        help='one prompt per line, over and over; in a .jsonl file a string, {"prompt": "…"} or {"messages": […]}',
+    )  # fmt: skip
+    group.add_argument(
+        "--prompt-words", type=_word_range, default=WordRange(low=128, high=128), metavar="N[-M]",
+        help="without a file: prompts of N (to M) random words (default: 128)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shared-prefix-words", type=_count, default=0, metavar="N", help="begin all synthetic prompts with the same N words"
+    )
+    group.add_argument(
+        "--output-tokens", type=_positive_int, default=128, metavar="N", help="max_tokens (default: %(default)s)"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="make each answer as long as --output-tokens, if the server can"
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    group.add_argument(
+        "--extra-body",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="further fields of each request; they win over the above",
+    )
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+    return value
+
+
+def _word_range(text: str) -> WordRange:
+    low, separator, high = text.partition("-")
+    words = WordRange(low=_positive_int(low), high=_positive_int(high if separator else low))
+    if words.low > words.high:
+        raise argparse.ArgumentTypeError(f"the first number must not be the larger one, got {text}")
+    return words
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def _output_file(text: str) -> Path:
+    # A run may take an hour: a folder that does not exist is better found before it than after it.
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot be written: {text}")
+    return path
+
+
+def _plot_file(text: str) -> Path:
+    path = _output_file(text)
+    if path.suffix not in _PLOT_SUFFIXES:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(_PLOT_SUFFIXES)}, got {text}")
+    return path
