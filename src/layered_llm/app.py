@@ -1,1 +1,30 @@
-"""ASGI application: `hypercorn layered_llm.app`."""
+"""The ASGI application, for `hypercorn layered_llm.app`.
+
+Must not know: anything but the composition. Configured by the environment alone, since hypercorn passes no flags on.
+
+Importing this module lets hypercorn's default worker, which knows only asyncio, run the application under Trio.
+"""
+
+import sys
+from typing import Final
+
+from layered_llm.domain.messages.supervision import Role
+from layered_llm.service.api import Api, build_api
+from layered_llm.service.engine_process import set_up_logging
+from layered_llm.service.settings import SettingsError, load
+from layered_llm.transport.http.hypercorn_workarounds import worker
+
+
+def _build() -> Api:
+    try:
+        settings = load()
+    except SettingsError as error:
+        sys.exit(f"layered_llm: {error}")
+    worker.survive_sigterm_in_spawned_worker()
+    api = build_api(settings)
+    worker.install(api.options, api.drain.begin, installed=worker.installed_hypercorn())
+    set_up_logging(Role.API, settings)
+    return api
+
+
+app: Final = _build().application

@@ -72,6 +72,11 @@ class RequestRecord:
         return None if last_s is None else now_s - last_s
 
     @property
+    def is_over(self) -> bool:
+        """Nothing more comes; what came may still be there to be fetched."""
+        return self.phase not in (Phase.SUBMITTED, Phase.ACCEPTED)
+
+    @property
     def has_tokens(self) -> bool:
         return bool(self._last_token_s)
 

@@ -5,6 +5,7 @@ Must not know: how a report travels or is rendered.
 
 from layered_llm.domain.messages.supervision import Role, StateReport
 from layered_llm.scheduling.statistics import SchedulerStatistics
+from layered_llm.text.text_statistics import TextStatistics
 
 
 def scheduler_report(statistics: SchedulerStatistics, violations: tuple[str, ...], *, query: int, pid: int) -> StateReport:
@@ -54,3 +55,29 @@ def runtime_report(open_slots: int, *, query: int, rank: int, pid: int) -> State
     return StateReport(
         query=query, role=Role.RUNTIME, index=rank, pid=pid, open_requests=open_slots, maps=(("slots", open_slots),)
     )
+
+
+def text_report(statistics: TextStatistics, violations: tuple[str, ...], *, query: int, index: int, pid: int) -> StateReport:
+    return StateReport(
+        query=query,
+        role=Role.TEXT,
+        index=index,
+        pid=pid,
+        open_requests=statistics.open_requests,
+        maps=statistics.maps,
+        samples=_text_samples(statistics),
+        violations=violations,
+    )
+
+
+def _text_samples(statistics: TextStatistics) -> tuple[tuple[str, float], ...]:
+    """Aborts that this worker speaks for a dead API process count as emitted: emitted = handled + late, over all processes."""
+    counters = {
+        'aborts_emitted_total{reason="text_worker"}': statistics.aborts_own,
+        "aborts_handled_total": statistics.aborts_handled,
+        "aborts_late_total": statistics.aborts_late,
+        "prompt_tokens_total": statistics.prompt_tokens,
+        "generation_tokens_total": statistics.generation_tokens,
+        "stop_strings_matched_total": statistics.stop_strings_matched,
+    }
+    return tuple((f"layered_llm_{name}", float(count)) for name, count in counters.items())

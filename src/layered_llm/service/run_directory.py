@@ -71,6 +71,15 @@ class RunDirectory:
     def settings_path(self) -> Path:
         return self.path / _SETTINGS
 
+    def command_line(self, lock: int) -> tuple[str, ...]:
+        """The supervisor's arguments: this directory, and the lock as the open file that it inherits."""
+        return (
+            f"--run-directory={self.path}",
+            f"--owner-pid={self.owner.pid}",
+            f"--owner-start-time={self.owner.start_time}",
+            f"--lock={lock}",
+        )
+
     def try_lock(self) -> int | None:
         """An open, inheritable lock file, or None when another process holds it."""
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

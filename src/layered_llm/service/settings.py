@@ -17,6 +17,7 @@ import attrs
 
 ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
 DEVICES: Final = ("cpu", "scripted")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 SCRIPTS: Final = ("echo", "hash")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -48,6 +49,12 @@ class Settings:
         group="model",
     )
     any_model_name: bool = _setting("accept whatever model name a request has", default=False, group="model")
+    dtype: str = _setting(
+        "precision of the weights; auto: the checkpoint's own (on the CPU activations and sums are always float32)",
+        default="auto",
+        group="model",
+        choices=DTYPES,
+    )
     max_seq_len_override: int | None = _setting(
         "context length in tokens, at most the model's own",
         default=None,
@@ -212,7 +219,8 @@ def _check(field: "attrs.Attribute[Any]", value: Any) -> None:
 
 def _help(field: "attrs.Attribute[Any]") -> str:
     shown = "" if field.default in (None, (), False) else f" (default: {field.default})"
-    return field.metadata["help"] + shown
+    text: str = field.metadata["help"]
+    return text + shown
 
 
 def _is_tuple(field: "attrs.Attribute[Any]") -> bool:

@@ -76,6 +76,11 @@ class Supervision:
         return self._phase
 
     @property
+    def next_generation(self) -> int:
+        """The number that the next `generation_started` will have."""
+        return self._generation + 1
+
+    @property
     def is_abandoned(self) -> bool:
         """Every API process that ever came has left in good order."""
         return self._any_api_came and not self._apis

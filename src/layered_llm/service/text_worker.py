@@ -3,7 +3,6 @@
 Must not know: what a message means, processes, sockets.
 """
 
-import math
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -55,6 +54,8 @@ class TextWorker:
     _to_scheduler: Outbox[TextToScheduler]
     _to_supervisor: Outbox[EngineToSupervisor]
     _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(PREPARING_THREADS))
+    _owed: dict[ApiId, list[TextToApi]] = attrs.field(factory=dict)
+    """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
 
     async def run(self, make_core: Callable[[EngineLimits], TextCore]) -> None:
         """Works for the links. `make_core` is called once, when the engine's limits are known."""
@@ -86,6 +87,7 @@ class TextWorker:
                     case Stop():
                         return
                     case ApiDied(api=api):
+                        self._owed.pop(api, None)
                         self._send(core, core.api_gone(api, AbortReason.PEER_DIED))
                     case StateQuery(query=query):
                         report = text_report(core.statistics(), core.check(), query=query, index=self._index, pid=self._pid)
@@ -128,19 +130,30 @@ class TextWorker:
     def _send(self, core: TextCore, outgoing: Outgoing) -> None:
         for order in outgoing.to_scheduler:
             self._to_scheduler.emit(order)
-        refusing = {api for api, message in outgoing.to_api if not self._taken(api, message)}
-        for api in refusing:
-            self._send(core, core.api_gone(api, AbortReason.SLOW_CONSUMER))
+        for api, message in outgoing.to_api:
+            if self._owed.get(api) or not self._taken(api, message):
+                self._fall_behind(core, api)
+
+    def _fall_behind(self, core: TextCore, api: ApiId) -> None:
+        """Ends all requests of an API process that no longer takes what it is sent: nobody else waits for it."""
+        ended = core.api_gone(api, AbortReason.SLOW_CONSUMER)
+        for order in ended.to_scheduler:
+            self._to_scheduler.emit(order)
+        self._owed.setdefault(api, []).extend(message for _api, message in ended.to_api)
+
+    def _pay_owed(self) -> None:
+        for api, messages in list(self._owed.items()):
+            while messages and self._taken(api, messages[0]):
+                messages.pop(0)
+            if not messages:
+                del self._owed[api]
 
     def _taken(self, api: ApiId, message: TextToApi) -> bool:
-        return self._links.apis.send_nowait(api_peer_name(api), message) is SendOutcome.SENT
+        """An API process that is not connected any more has nothing open, or is about to be declared dead."""
+        return self._links.apis.send_nowait(api_peer_name(api), message) is not SendOutcome.FULL
 
     async def _beat(self) -> None:
         while True:
             self._to_supervisor.emit(Heartbeat(role=Role.TEXT, index=self._index))
+            self._pay_owed()
             await trio.sleep(HEARTBEAT_INTERVAL_S)
-
-
-def outbox_capacity(max_open_requests: float = math.inf) -> float:
-    """What a text worker can owe the scheduler."""
-    return max_open_requests

@@ -1,0 +1,89 @@
+"""Composes an API process: engine client, HTTP application, lifespan, drain.
+
+Must not know: which server runs the application.
+"""
+
+import multiprocessing
+import os
+import secrets
+import time
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.ids import API_ID_LIMIT, ApiId
+from layered_llm.domain.sampling import SEED_LIMIT
+from layered_llm.service.checkpoint import model_name
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_host import LEAVE_S, EngineHost
+from layered_llm.service.run_directory import Owner
+from layered_llm.service.settings import Settings
+from layered_llm.transport.http.application import build_application
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
+from layered_llm.transport.http.lifespan import LifespanApplication
+from layered_llm.transport.http.settings import HttpSettings
+
+BODY_TIMEOUT_S: Final = 60.0
+RETRY_AFTER_S: Final = 1
+AFTER_DRAIN_S: Final = 1.0
+"""What the last events of drained streams have to get out, before the server cuts what is left."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Api:
+    """One API process's parts."""
+
+    application: LifespanApplication
+    client: EngineClient
+    drain: Drain
+    options: ServerOptions
+
+
+def build_api(settings: Settings) -> Api:
+    """The parts, wired; nothing is started before the application's lifespan begins."""
+    client = EngineClient(
+        api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
+        pid=os.getpid(),
+        max_open_requests=settings.max_open_requests,
+        draw_seed=draw_seed,
+    )
+    drain = Drain(settings.drain_timeout_s)
+    http = build_application(
+        engine=client,
+        settings=_http_settings(settings),
+        drain=drain,
+        wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
+        new_hex_id=secrets.token_hex,
+        draw_seed=draw_seed,
+    )
+    host = EngineHost(client, settings, server_owner())
+    return Api(
+        application=LifespanApplication(app=http, run_engine=host.run, stop_warning_s=LEAVE_S),
+        client=client,
+        drain=drain,
+        options=attrs.evolve(STANDARD_OPTIONS, graceful_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S),
+    )
+
+
+def draw_seed() -> int:
+    """A seed for a request that has none."""
+    return secrets.randbelow(SEED_LIMIT)
+
+
+def server_owner() -> Owner:
+    """The process whose end ends the server: hypercorn's parent in a worker that it spawned, else this one."""
+    parent = multiprocessing.parent_process()
+    return Owner.of(parent.pid if parent is not None and parent.pid is not None else os.getpid())
+
+
+def _http_settings(settings: Settings) -> HttpSettings:
+    return HttpSettings(
+        served_model_names=settings.served_model_name or (model_name(settings.model),),
+        any_model_name=settings.any_model_name,
+        created_s=int(time.time()),  # noqa: TID251 - as above
+        heartbeat_interval_s=settings.heartbeat_interval_s,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=BODY_TIMEOUT_S,
+        retry_after_s=RETRY_AFTER_S,
+    )

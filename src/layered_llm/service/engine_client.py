@@ -1,0 +1,200 @@
+"""The engine as one API process sees it: opens requests, spreads what comes back, and owes the abort of each that is left.
+
+Must not know: how the links came to be, processes, HTTP.
+
+Every method but the waiting ones of a stream is synchronous: a request is submitted, and its abort emitted, in one piece. The
+outbox slot of the abort is reserved with the submit, so that emitting it can neither fail nor wait.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import attrs
+import trio
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
+from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit, TextEmitted, TextToApi
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import (
+    ApiToSupervisor,
+    EnginePhase,
+    EngineState,
+    EngineStatus,
+    Role,
+    StateQuery,
+    StateReport,
+)
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.service.open_requests import OpenRequests, RequestRecord
+from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.supervision import STATE_TIMEOUT_S
+from layered_llm.transport.outbox import Outbox
+
+SLOTS_OF_A_REQUEST: Final = 2
+"""Its Submit and its Abort."""
+
+
+@attrs.define(eq=False)
+class TextConnection:
+    """One text worker of the present generation."""
+
+    text: TextId
+    outbox: Outbox[ApiToText]
+    open_requests: int = 0
+
+
+class EngineClient:
+    """Implements the `Engine` protocol of the HTTP layer, and carries the library's engine."""
+
+    def __init__(self, *, api: ApiId, pid: int, max_open_requests: int, draw_seed: Callable[[], int]) -> None:
+        self._api = api
+        self._pid = pid
+        self._max_open_requests = max_open_requests
+        self._draw_seed = draw_seed
+        self._next_request = 0
+        self._requests = OpenRequests()
+        self._streams: dict[RequestId, RequestStream] = {}
+        self._texts: tuple[TextConnection, ...] = ()
+        self._supervisor: Outbox[ApiToSupervisor] | None = None
+        self._next_query = 1
+        self._answers: dict[int, _Answer] = {}
+        self._status = EngineStatus(phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="starting")
+        self._status_changed = trio.Event()
+
+    @property
+    def api(self) -> ApiId:
+        return self._api
+
+    def status(self) -> EngineStatus:
+        return self._status
+
+    async def status_change(self) -> EngineStatus:
+        """Waits for the next change of the status."""
+        await self._status_changed.wait()
+        return self._status
+
+    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> RequestStream | Rejected:
+        """Submits a request that is aborted when `owner` is closed before its end."""
+        request = compose_request_id(self._api, self._next_request)
+        self._next_request += 1
+        if not self._texts:
+            return Rejected(request=request, reason=RejectReason.SHUTTING_DOWN, message=f"the engine is {self._status.detail}")
+        connection = min(self._texts, key=lambda text: text.open_requests)
+        if len(self._requests) >= self._max_open_requests or not connection.outbox.reserve(SLOTS_OF_A_REQUEST):
+            return Rejected(
+                request=request,
+                reason=RejectReason.QUEUE_FULL,
+                message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
+            )
+        record = self._requests.open(request, connection.text, trio.current_time())
+        stream = RequestStream(record, connection, self.close)
+        self._streams[request] = stream
+        connection.open_requests += 1
+        owner.callback(stream.close, AbortReason.CLIENT_GONE)
+        seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
+        connection.outbox.emit(Submit(request=request, prompt=prompt, params=seeded))
+        return stream
+
+    def close(self, stream: RequestStream, reason: AbortReason) -> None:
+        """Leaves a request: emits its abort unless it is over."""
+        abort = self._requests.close(stream.request, reason)
+        if abort is not None:
+            self._leave(stream, abort)
+
+    def close_all(self, reason: AbortReason) -> None:
+        """Leaves every open request; their readers hear that the engine is lost to them."""
+        for stream in list(self._streams.values()):
+            self.close(stream, reason)
+            stream.wake()
+
+    async def state(self) -> EngineState:
+        """The reports of all processes that answer in time."""
+        if self._supervisor is None:
+            return EngineState(query=0, reports=(self.report(0),), silent=(Role.SUPERVISOR.value,))
+        query, self._next_query = self._next_query, self._next_query + 1
+        answer = self._answers[query] = _Answer()
+        try:
+            self._supervisor.emit(StateQuery(query=query))
+            with trio.move_on_after(2 * STATE_TIMEOUT_S):
+                await answer.came.wait()
+        finally:
+            del self._answers[query]
+        if answer.state is None:
+            return EngineState(query=query, reports=(self.report(query),), silent=(Role.SUPERVISOR.value,))
+        return answer.state
+
+    def report(self, query: int) -> StateReport:
+        """This process's own report."""
+        return StateReport(
+            query=query,
+            role=Role.API,
+            index=self._api,
+            pid=self._pid,
+            open_requests=len(self._requests),
+            maps=(
+                ("requests", len(self._requests)),
+                ("streams", len(self._streams)),
+                ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
+            ),
+            samples=self._requests.samples(),
+        )
+
+    def on_supervisor(self, supervisor: Outbox[ApiToSupervisor] | None) -> None:
+        """There is a link to the supervisor, or there is none any more."""
+        self._supervisor = supervisor
+
+    def on_status(self, status: EngineStatus, texts: tuple[TextConnection, ...]) -> None:
+        """The engine's status changed; `texts` are its workers while it is READY. What other workers had is lost."""
+        gone = [text for text in self._texts if text not in texts]
+        self._texts, self._status = texts, status
+        for record in self._requests.lose(text.text for text in gone) if gone else ():
+            self._leave(self._streams[record.request], None)
+        changed, self._status_changed = self._status_changed, trio.Event()
+        changed.set()
+
+    def on_state(self, state: EngineState) -> None:
+        """The supervisor's answer to a query; one that nobody waits for any more is dropped."""
+        answer = self._answers.get(state.query)
+        if answer is not None:
+            answer.state = state
+            answer.came.set()
+
+    def on_text(self, message: TextToApi) -> None:
+        """Something from a text worker."""
+        if isinstance(message, TextEmitted):
+            self._wake(self._requests.on_text(message, trio.current_time()))
+            return
+        record = self._requests.on_verdict(message)
+        if record is not None and isinstance(message, Accepted):
+            self._streams[record.request].wake()
+        elif record is not None:
+            self._leave(self._streams[record.request], None)
+
+    def _wake(self, records: Iterable[RequestRecord]) -> None:
+        for record in records:
+            stream = self._streams[record.request]
+            if record.is_over:
+                self._leave(stream, None)
+            else:
+                stream.wake()
+
+    def _leave(self, stream: RequestStream, abort: Abort | None) -> None:
+        """The request is over here: its abort goes out in the slot that was kept for it, or the slot is given back."""
+        if self._streams.pop(stream.request, None) is None:
+            raise InvariantViolated(f"request {stream.request} is left twice")
+        stream.connection.open_requests -= 1
+        if abort is not None:
+            stream.connection.outbox.emit(abort)
+        else:
+            stream.connection.outbox.release(1)
+        stream.wake()
+
+
+@attrs.define(eq=False)
+class _Answer:
+    came: trio.Event = attrs.field(factory=trio.Event)
+    state: EngineState | None = None

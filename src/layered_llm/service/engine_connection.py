@@ -1,0 +1,155 @@
+"""An API process's links to the engine: follows the supervisor, connects to each generation's text workers, says goodbye.
+
+Must not know: HTTP, what a request says, who starts the supervisor.
+"""
+
+import os
+from typing import Final, assert_never
+
+import attrs
+import trio
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import TextId
+from layered_llm.domain.messages.api_text import ApiToText, TextToApi
+from layered_llm.domain.messages.supervision import (
+    ApiGoodbye,
+    ApiHello,
+    ApiToSupervisor,
+    EnginePhase,
+    EngineState,
+    EngineStatus,
+    StateQuery,
+    Stop,
+    SupervisorToApi,
+)
+from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
+from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
+from layered_llm.service.link_ends import connect_api_to_text
+from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.supervision import api_peer_name
+from layered_llm.transport.links import DealerLink
+from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.zmq_socket import MessageContext
+
+LAST_ABORTS_S: Final = 1.0
+GOODBYE_S: Final = 4.0
+
+_DISCONNECTED: Final = EngineStatus(
+    phase=EnginePhase.STOPPING, generation=0, supervisor_pid=0, detail="not connected to a supervisor"
+)
+
+TextLink = DealerLink[ApiToText, TextToApi]
+
+
+@attrs.define(eq=False)
+class EngineConnection:
+    """One stay at one supervisor."""
+
+    _client: EngineClient
+    _context: MessageContext
+    _max_open_requests: int
+    _link: DealerLink[ApiToSupervisor, SupervisorToApi]
+    _to_supervisor: Outbox[ApiToSupervisor] = attrs.field(factory=lambda: Outbox(ENGINE_OUTBOX_MESSAGES))
+    _generation: "_Generation | None" = None
+    _heard: trio.Event = attrs.field(factory=trio.Event)
+    _released: trio.Event = attrs.field(factory=trio.Event)
+    _supervisor_pid: int = 0
+
+    async def heard(self) -> None:
+        """Waits for the supervisor's first word."""
+        await self._heard.wait()
+
+    async def run(self, leave: trio.Event) -> None:
+        """Follows the supervisor until it is gone, or until `leave` is set and the goodbye is said."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._to_supervisor.run, self._link)
+            nursery.start_soon(self._obey, nursery)
+            nursery.start_soon(self._end_with_supervisor, nursery.cancel_scope)
+            self._to_supervisor.emit(ApiHello(api=self._client.api, pid=os.getpid()))
+            self._client.on_supervisor(self._to_supervisor)
+            try:
+                await leave.wait()
+                await self._say_goodbye()
+            finally:
+                self._client.on_supervisor(None)
+                self._client.on_status(_DISCONNECTED, ())
+            nursery.cancel_scope.cancel(reason="left the engine")
+
+    async def _end_with_supervisor(self, scope: trio.CancelScope) -> None:
+        await self._heard.wait()
+        await wait_process_exit(self._supervisor_pid)
+        scope.cancel(reason="the supervisor is gone")
+
+    async def _obey(self, nursery: trio.Nursery) -> None:
+        while True:
+            for order in await self._link.receive():
+                match order:
+                    case EngineStatus():
+                        self._follow(order, nursery)
+                    case StateQuery(query=query):
+                        self._to_supervisor.emit(self._client.report(query))
+                    case EngineState():
+                        self._client.on_state(order)
+                    case Stop():
+                        self._released.set()
+                    case _:
+                        assert_never(order)
+
+    def _follow(self, status: EngineStatus, nursery: trio.Nursery) -> None:
+        """Connects to the text workers of a generation that is ready, and drops those of one that is not."""
+        self._supervisor_pid = status.supervisor_pid
+        self._heard.set()
+        is_ready = status.phase is EnginePhase.READY
+        present = self._generation
+        if present is not None and not (is_ready and present.number == status.generation):
+            present.scope.cancel(reason=status.detail)
+            self._generation = present = None
+        if is_ready and present is None:
+            present = self._generation = self._connect(status)
+            nursery.start_soon(present.run, self._client)
+        self._client.on_status(status, present.texts if present is not None else ())
+
+    def _connect(self, status: EngineStatus) -> "_Generation":
+        name = api_peer_name(self._client.api)
+        links = [connect_api_to_text(self._context, address, name) for address in status.text_addresses]
+        capacity = SLOTS_OF_A_REQUEST * self._max_open_requests
+        texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
+        return _Generation(status.generation, texts, tuple(links))
+
+    async def _say_goodbye(self) -> None:
+        """Every open request is aborted first, and the aborts are out before the goodbye is."""
+        self._client.close_all(AbortReason.SHUTDOWN)
+        with trio.move_on_after(LAST_ABORTS_S):
+            for text in self._generation.texts if self._generation is not None else ():
+                await text.outbox.flushed()
+        self._to_supervisor.emit(ApiGoodbye(api=self._client.api))
+        with trio.move_on_after(GOODBYE_S):
+            await self._released.wait()
+
+
+@attrs.define(eq=False)
+class _Generation:
+    """The links to one generation's text workers."""
+
+    number: int
+    texts: tuple[TextConnection, ...]
+    _links: tuple[TextLink, ...]
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    async def run(self, client: EngineClient) -> None:
+        with self.scope:
+            try:
+                async with trio.open_nursery() as nursery:
+                    for text, link in zip(self.texts, self._links, strict=True):
+                        nursery.start_soon(text.outbox.run, link)
+                        nursery.start_soon(_receive, client, link)
+            finally:
+                for link in self._links:
+                    link.close()
+
+
+async def _receive(client: EngineClient, link: TextLink) -> None:
+    while True:
+        for message in await link.receive():
+            client.on_text(message)

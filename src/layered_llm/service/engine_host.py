@@ -1,0 +1,129 @@
+"""Keeps one supervisor running for a server, and one API process connected to it.
+
+Must not know: HTTP, what the supervisor does.
+
+All API processes of a server run this. The one that gets the lock of the server's directory starts the supervisor and hands
+the lock on to it; the others, and this one from then on, only connect. When the supervisor is gone, the lock is free again.
+"""
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import attrs
+import trio
+
+from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
+from layered_llm.service.children import python_module
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
+from layered_llm.service.link_ends import connect_api_to_supervisor
+from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.run_directory import Owner, RunDirectory
+from layered_llm.service.settings import Settings, child_environment
+from layered_llm.service.supervision import api_peer_name
+from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.zmq_socket import MessageContext, open_context
+
+MAX_SUPERVISORS: Final = 3
+"""Supervisors that this process starts before it gives up: one that dies again and again is broken."""
+FIRST_WORD_S: Final = 1.0
+LEAVE_S: Final = LAST_ABORTS_S + GOODBYE_S + 1.0
+
+
+@attrs.define(eq=False)
+class EngineHost:
+    """An API process's hold on the engine."""
+
+    _client: EngineClient
+    _settings: Settings
+    _owner: Owner
+    _started: int = 0
+
+    async def run(self) -> None:
+        """Lives until it is cancelled; then aborts what is open, says goodbye, and, as the last, sees the engine end."""
+        leave = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stay_until, leave)
+            if self._owner.pid != os.getpid():
+                nursery.start_soon(self._die_with_owner)
+            try:
+                await trio.Event().wait()
+            finally:
+                leave.set()
+
+    async def _stay_until(self, leave: trio.Event) -> None:
+        """Cancelling this task would cut the goodbye: it is shielded, and from `leave` on the shield has a deadline."""
+        with trio.CancelScope(shield=True) as shield:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_limit_after, leave, shield)
+                await self._stay(leave)
+                nursery.cancel_scope.cancel(reason="left the engine")
+
+    async def _stay(self, leave: trio.Event) -> None:
+        directory = RunDirectory.for_owner(self._owner)
+        with open_context() as context:
+            while not leave.is_set() and self._started < MAX_SUPERVISORS:
+                await self._stay_at_one(context, directory, leave)
+            if not leave.is_set():
+                self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
+                await leave.wait()
+
+    async def _stay_at_one(self, context: MessageContext, directory: RunDirectory, leave: trio.Event) -> None:
+        address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
+        with connect_api_to_supervisor(context, address, api_peer_name(self._client.api)) as link:
+            connection = EngineConnection(self._client, context, self._settings.max_open_requests, link)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._see_to_supervisor, directory, connection, nursery.cancel_scope)
+                await connection.run(leave)
+                nursery.cancel_scope.cancel(reason="the supervisor is gone, or left")
+
+    async def _see_to_supervisor(self, directory: RunDirectory, connection: EngineConnection, stay: trio.CancelScope) -> None:
+        """Starts a supervisor whenever there is none, until one says its first word."""
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as waiting:
+                nursery.start_soon(_cancel_when_heard, connection, waiting)
+                while True:
+                    lock = directory.try_lock()
+                    if lock is not None and self._started >= MAX_SUPERVISORS:
+                        os.close(lock)
+                        stay.cancel(reason="no supervisor stays alive")
+                    elif lock is not None:
+                        self._started += 1
+                        nursery.start_soon(self._run_supervisor, directory, lock)
+                    await trio.sleep(FIRST_WORD_S)
+
+    async def _run_supervisor(self, directory: RunDirectory, lock: int) -> None:
+        """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us."""
+        directory.settings_path.write_text(self._settings.to_json())
+        command = python_module("layered_llm.service.supervisor", *directory.command_line(lock))
+        try:
+            process = await trio.lowlevel.open_process(
+                command, stdin=subprocess.DEVNULL, env=child_environment(), start_new_session=True, pass_fds=[lock]
+            )
+        finally:
+            os.close(lock)
+        try:
+            await process.wait()
+        finally:
+            process.poll()
+
+    async def _die_with_owner(self) -> None:
+        await wait_process_exit(self._owner.pid, start_time=self._owner.start_time)
+        sys.stderr.write("the server's parent process is gone; leaving\n")
+        os._exit(1)
+
+
+async def _limit_after(leave: trio.Event, shield: trio.CancelScope) -> None:
+    await leave.wait()
+    shield.deadline = trio.current_time() + LEAVE_S
+
+
+async def _cancel_when_heard(connection: EngineConnection, waiting: trio.CancelScope) -> None:
+    await connection.heard()
+    waiting.cancel(reason="the supervisor is there")
+
+
+def _failed(detail: str) -> EngineStatus:
+    return EngineStatus(phase=EnginePhase.FAILED, generation=0, supervisor_pid=0, detail=detail)

@@ -1,0 +1,70 @@
+"""One open request, for the one task that reads it.
+
+Must not know: the table it stands in, how its abort travels.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.stream import StreamEvent
+from layered_llm.service.open_requests import Phase, RequestRecord
+from layered_llm.transport.http.engine_port import EngineLost
+
+if TYPE_CHECKING:
+    from layered_llm.service.engine_client import TextConnection
+
+
+@attrs.define(eq=False)
+class RequestStream:
+    """Implements the `EngineStream` protocol."""
+
+    _record: RequestRecord
+    connection: "TextConnection"
+    _close: Callable[["RequestStream", AbortReason], None]
+    _news: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def request(self) -> RequestId:
+        return self._record.request
+
+    async def verdict(self) -> Accepted | Rejected:
+        """Whether the request is queued. Raises EngineLost."""
+        while self._record.verdict is None:
+            await self._next_news()
+        return self._record.verdict
+
+    async def receive(self) -> tuple[StreamEvent, ...]:
+        """Everything that came since the last call, at least one event. Raises EngineLost."""
+        if not isinstance(self._record.verdict, Accepted):
+            raise InvariantViolated("a request is read after it was accepted")
+        await trio.lowlevel.checkpoint()
+        while not self._record.has_events:
+            await self._next_news()
+        return self._record.take_events()
+
+    def close(self, reason: AbortReason) -> None:
+        """Leaves the request; harmless when it is over."""
+        self._close(self, reason)
+
+    def wake(self) -> None:
+        """There is news for the reader."""
+        self._news.set()
+
+    async def _next_news(self) -> None:
+        match self._record.phase:
+            case Phase.LOST:
+                raise EngineLost("the engine process that had the request is gone")
+            case Phase.CLOSED:
+                raise EngineLost("the request was closed")
+            case Phase.ENDED | Phase.REJECTED:
+                raise InvariantViolated("nothing follows the end of a request")
+            case Phase.SUBMITTED | Phase.ACCEPTED:
+                await self._news.wait()
+                self._news = trio.Event()

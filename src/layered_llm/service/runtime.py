@@ -1,0 +1,59 @@
+"""A runtime rank's process: its main thread blocks for steps and executes them.
+
+Must not know: text, HTTP, policy, event loops.
+"""
+
+import os
+import time
+
+from layered_llm.domain.messages.supervision import Role
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.opening import open_device
+from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
+from layered_llm.service.engine_process import EngineArguments, run_engine_process
+from layered_llm.service.link_ends import connect_runtime_to_scheduler
+from layered_llm.service.runtime_loop import serve_device
+from layered_llm.transport.zmq_socket import open_context
+
+
+def runtime_options(arguments: EngineArguments) -> RuntimeOptions:
+    """The operator's settings as the device's options."""
+    settings = arguments.settings
+    return RuntimeOptions(
+        device="scripted" if settings.device == "scripted" else "cpu",
+        model_dir=arguments.checkpoint,
+        dtype=settings.dtype,
+        num_pages=settings.num_pages,
+        page_size_tokens=settings.page_size,
+        max_slots=settings.max_running_requests,
+        context_override=settings.max_seq_len_override,
+        threads=settings.threads,
+        script=ScriptOptions(
+            name="hash" if settings.scripted_output == "hash" else "echo",
+            first_id=ord("a"),
+            id_count=26,
+            step_us=round(settings.scripted_step_ms * 1000),
+            token_us=round(settings.scripted_token_us),
+        ),
+    )
+
+
+def monotonic_us() -> int:
+    """The clock that steps are timed with."""
+    return time.monotonic_ns() // 1000
+
+
+def work(arguments: EngineArguments) -> None:
+    """Loads the model and executes steps until the process is ended."""
+    device = open_device(runtime_options(arguments), now_us=monotonic_us)
+    with open_context() as context, connect_runtime_to_scheduler(context, arguments.addresses.runtime(0)) as link:
+        serve_device(device, link, pid=os.getpid())
+
+
+def main() -> None:
+    """The process's entry."""
+    run_engine_process(Role.RUNTIME, work, expected=(DeviceError,))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The scheduler's process.
+
+Must not know: text, tensors, HTTP.
+"""
+
+import os
+
+import trio
+
+from layered_llm.domain.messages.supervision import Role
+from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.service.engine_process import EngineArguments, run_engine_process
+from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
+from layered_llm.service.link_ends import (
+    bind_scheduler_for_runtime,
+    bind_scheduler_for_texts,
+    connect_engine_to_supervisor,
+)
+from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
+from layered_llm.service.settings import Settings
+from layered_llm.service.supervision import peer_name
+from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.zmq_socket import open_context
+
+
+def scheduling_policy(settings: Settings) -> SchedulingPolicy:
+    """The operator's settings as the scheduler's policy."""
+    return SchedulingPolicy(
+        max_step_tokens=settings.chunked_prefill_size,
+        max_running_choices=settings.max_running_requests,
+        max_queued_requests=settings.max_queued_requests,
+        max_unacknowledged_steps=settings.max_unacknowledged_steps,
+        max_steps_in_flight=1,
+    )
+
+
+async def work(arguments: EngineArguments) -> None:
+    """Schedules until told to stop."""
+    addresses = arguments.addresses
+    with (
+        open_context() as context,
+        bind_scheduler_for_texts(context, addresses.scheduler) as texts,
+        bind_scheduler_for_runtime(context, addresses.runtime(0)) as runtime,
+        connect_engine_to_supervisor(context, addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
+    ):
+        links = SchedulerLinks(texts=texts, runtime=runtime, supervisor=supervisor)
+        await SchedulerLoop(
+            pid=os.getpid(),
+            links=links,
+            to_runtime=Outbox(ENGINE_OUTBOX_MESSAGES),
+            to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
+            policy=scheduling_policy(arguments.settings),
+        ).run()
+
+
+def main() -> None:
+    """The process's entry."""
+    run_engine_process(Role.SCHEDULER, lambda arguments: trio.run(work, arguments), expected=(RuntimeFailed, StepOverdue))
+
+
+if __name__ == "__main__":
+    main()

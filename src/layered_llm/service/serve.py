@@ -1,0 +1,95 @@
+"""`layered-llm serve`: the API process with hypercorn in it.
+
+Must not know: endpoints, the engine's processes.
+"""
+
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+
+from layered_llm.domain.messages.supervision import EnginePhase, Role
+from layered_llm.service.api import Api, build_api
+from layered_llm.service.engine_process import set_up_logging
+from layered_llm.service.settings import Settings
+from layered_llm.transport.http import serving
+from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+def run_server(settings: Settings) -> int:
+    """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which."""
+    set_up_logging(Role.API, settings)
+    api = build_api(settings)
+    try:
+        sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
+    except serving.CannotListen as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_FAILED
+    try:
+        return trio.run(_serve, api, sockets)
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+async def _serve(api: Api, sockets: Sequence[socket.socket]) -> int:
+    outcome = _Outcome()
+    async with trio.open_nursery() as nursery:
+        serve = partial(
+            serving.serve,
+            sockets=sockets,
+            options=api.options,
+            on_shutdown_requested=api.drain.begin,
+            shutdown_trigger=partial(_until_over, api, outcome),
+        )
+        urls = await nursery.start(serve, api.application)
+        _say(f"listening on {', '.join(urls)}")
+        nursery.start_soon(_tell_phases, api)
+    return EXIT_FAILED if outcome.engine_failed else EXIT_OK
+
+
+@attrs.define
+class _Outcome:
+    engine_failed: bool = False
+
+
+async def _until_over(api: Api, outcome: _Outcome) -> None:
+    """Returns when the server is to stop."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_failed, api, outcome, nursery.cancel_scope)
+        await wait_for_stop_signal()
+        nursery.cancel_scope.cancel(reason="told to stop by a signal")
+
+
+async def _cancel_when_failed(api: Api, outcome: _Outcome, waiting: trio.CancelScope) -> None:
+    while api.client.status().phase is not EnginePhase.FAILED:
+        await api.client.status_change()
+    outcome.engine_failed = True
+    waiting.cancel(reason="the engine failed")
+
+
+async def _tell_phases(api: Api) -> None:
+    """One line for each change that matters to whoever watches the terminal."""
+    told = ""
+    while not api.drain.is_active:
+        status = api.client.status()
+        line = "ready" if status.phase is EnginePhase.READY else f"{status.phase}: {status.detail}"
+        if line != told:
+            _say(line)
+            told = line
+        await api.client.status_change()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"layered_llm: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,247 @@
+"""The supervisor's process: owns every engine process in its nursery, and tells API processes where the engine stands.
+
+Must not know: what a request says, which API process asks for what.
+
+Started by the first API process of a server, but owned by nobody of them: it lives until the last of them has said goodbye,
+or until the server's owner is gone, whatever else dies.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final, assert_never
+
+import attrs
+import trio
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.messages.supervision import (
+    ApiGoodbye,
+    ApiHello,
+    EnginePhase,
+    Heartbeat,
+    ProcessReady,
+    Role,
+    StateQuery,
+    StateReport,
+    SupervisorToApi,
+    SupervisorToEngine,
+)
+from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
+from layered_llm.service.children import python_module, run_child
+from layered_llm.service.engine_process import EngineArguments, set_up_logging
+from layered_llm.service.gguf_conversion import convert_gguf
+from layered_llm.service.link_ends import bind_supervisor_for_apis, bind_supervisor_for_engine
+from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.run_directory import Owner, RunDirectory
+from layered_llm.service.settings import Settings, cache_directory, child_environment
+from layered_llm.service.supervision import (
+    HEARTBEAT_INTERVAL_S,
+    SILENCE_S,
+    Outgoing,
+    Supervision,
+    peer_name,
+)
+from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
+from layered_llm.transport.links import RouterLink
+from layered_llm.transport.ports import Garbled, SendOutcome
+from layered_llm.transport.zmq_socket import MessageContext, open_context
+
+STOP_S: Final = 1.0
+"""How long engine processes have for their Stop before their input is closed."""
+QUERY_CHECK_S: Final = 0.25
+
+EngineLink = RouterLink[SupervisorToEngine, ProcessReady | Heartbeat | StateReport]
+ApiLink = RouterLink[SupervisorToApi, ApiHello | ApiGoodbye | StateQuery | StateReport]
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.define(eq=False)
+class Supervisor:
+    """Moves messages and processes; `Supervision` decides."""
+
+    _settings: Settings
+    _directory: RunDirectory
+    _context: MessageContext
+    _apis: ApiLink
+    _supervision: Supervision
+    _engine: EngineLink | None = None
+    _stop: trio.Event = attrs.field(factory=trio.Event)
+    _engine_is_over: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_apis, nursery)
+            nursery.start_soon(self._stop_with_owner)
+            nursery.start_soon(self._expire_queries)
+            nursery.start_soon(self._run_engine)
+            await self._stop.wait()
+            self._send(self._supervision.stopping())
+            with trio.move_on_after(STOP_S):
+                await self._engine_is_over.wait()
+            nursery.cancel_scope.cancel(reason="the server is over")
+
+    async def _stop_with_owner(self) -> None:
+        owner = self._directory.owner
+        await wait_process_exit(owner.pid, start_time=owner.start_time)
+        self._stop.set()
+
+    async def _expire_queries(self) -> None:
+        while True:
+            await trio.sleep(QUERY_CHECK_S)
+            self._send(self._supervision.expire_queries(trio.current_time()))
+
+    async def _serve_apis(self, watches: trio.Nursery) -> None:
+        while True:
+            for peer, message in await self._apis.receive():
+                match message:
+                    case ApiHello():
+                        watches.start_soon(self._watch_api, message)
+                        self._send(self._supervision.api_hello(message))
+                    case ApiGoodbye(api=api):
+                        self._send(self._supervision.api_goodbye(api))
+                        if self._supervision.is_abandoned:
+                            self._stop.set()
+                    case StateQuery():
+                        self._send(self._supervision.query_state(peer, message, trio.current_time()))
+                    case StateReport():
+                        self._send(self._supervision.report(message))
+                    case Garbled(reason=reason):
+                        logger.error("%s sent what is no message: %s", peer, reason)
+                    case _:
+                        assert_never(message)
+
+    async def _watch_api(self, hello: ApiHello) -> None:
+        await wait_process_exit(hello.pid)
+        self._send(self._supervision.api_died(ApiId(hello.api)))
+
+    async def _run_engine(self) -> None:
+        try:
+            checkpoint = await self._resolve_checkpoint()
+        except CheckpointError as error:
+            sys.stderr.write(f"{error}\n")
+            self._send(self._supervision.start_failed(str(error)))
+            return
+        while self._supervision.phase not in (EnginePhase.FAILED, EnginePhase.STOPPING):
+            await self._run_generation(checkpoint)
+        self._engine_is_over.set()
+
+    async def _resolve_checkpoint(self) -> Checkpoint:
+        """In a thread, since a first start converts the default model; a stop does not wait for it."""
+        self._send(self._supervision.note("looking for the model"))
+        work = partial(resolve, self._settings.model, cache_directory(self._settings), convert_gguf)
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+    async def _run_generation(self, checkpoint: Checkpoint) -> None:
+        """Runs one set of engine processes until one of them ends, for whatever reason; none outlives the others."""
+        generation = self._supervision.next_generation
+        addresses = LinkAddresses.in_directory(self._directory.path, generation=generation)
+        with bind_supervisor_for_engine(self._context, addresses.supervisor) as link:
+            self._engine = link
+            texts = tuple(addresses.text(index) for index in range(self._settings.num_tokenizers))
+            self._send(self._supervision.generation_started(texts))
+            ended, first_end = trio.open_memory_channel[str](1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_engine, link, ended)
+                for role, index in self._processes():
+                    nursery.start_soon(self._run_process, role, index, generation, checkpoint, ended)
+                reason = await first_end.receive()
+                if not self._stop.is_set():
+                    logger.error("%s", reason)
+                    self._send(self._supervision.generation_died(reason, trio.current_time()))
+                nursery.cancel_scope.cancel(reason=reason)
+        self._engine = None
+
+    def _processes(self) -> tuple[tuple[Role, int], ...]:
+        texts = ((Role.TEXT, index) for index in range(self._settings.num_tokenizers))
+        return ((Role.RUNTIME, 0), (Role.SCHEDULER, 0), *texts)
+
+    async def _run_process(
+        self, role: Role, index: int, generation: int, checkpoint: Checkpoint, ended: trio.MemorySendChannel[str]
+    ) -> None:
+        arguments = EngineArguments.command_line(
+            run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.directory
+        )
+        command = python_module(f"layered_llm.service.{role}", *arguments)
+        child_exit = await run_child(peer_name(role, index), command, child_environment())
+        await ended.send(str(child_exit))
+
+    async def _serve_engine(self, link: EngineLink, ended: trio.MemorySendChannel[str]) -> None:
+        timing = HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=SILENCE_S)
+        liveness = Liveness(timing, now=trio.current_time())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch_silence, liveness, ended)
+            while True:
+                for peer, message in await link.receive():
+                    liveness.seen(peer, trio.current_time())
+                    match message:
+                        case ProcessReady():
+                            self._send(self._supervision.process_ready(message))
+                        case StateReport():
+                            self._send(self._supervision.report(message))
+                        case Heartbeat():
+                            pass
+                        case Garbled(reason=reason):
+                            await ended.send(f"{peer} sent what is no message: {reason}")
+                        case _:
+                            assert_never(message)
+
+    def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
+        for peer, message in outgoing:
+            outcome = self._send_one(peer, message)
+            if outcome is not SendOutcome.SENT:
+                logger.debug("%s is %s for %s", peer, outcome.value, type(message).__name__)
+
+    def _send_one(self, peer: str, message: SupervisorToApi | SupervisorToEngine) -> SendOutcome:
+        is_for_api = peer.startswith(Role.API.value)
+        if is_for_api and isinstance(message, SupervisorToApi):
+            return self._apis.send_nowait(peer, message)
+        if is_for_api or not isinstance(message, SupervisorToEngine):
+            raise InvariantViolated(f"{type(message).__name__} is no message for {peer}")
+        return SendOutcome.UNREACHABLE if self._engine is None else self._engine.send_nowait(peer, message)
+
+
+async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str]) -> None:
+    while True:
+        await trio.sleep(HEARTBEAT_INTERVAL_S)
+        for peer in liveness.silent(trio.current_time()):
+            await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
+
+
+async def supervise(directory: RunDirectory, settings: Settings) -> None:
+    """The supervisor's life."""
+    with open_context() as context:
+        address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
+        with bind_supervisor_for_apis(context, address) as apis:
+            await Supervisor(settings, directory, context, apis, Supervision(pid=os.getpid())).run()
+
+
+def main() -> None:
+    """The process's entry."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m layered_llm.service.supervisor", description="Started by the server.")
+    parser.add_argument("--run-directory", type=Path, required=True)
+    parser.add_argument("--owner-pid", type=int, required=True)
+    parser.add_argument("--owner-start-time", type=int, required=True)
+    parser.add_argument("--lock", type=int, required=True, help="open file that holds the run directory's lock")
+    words = parser.parse_args()
+    os.set_inheritable(words.lock, False)
+    directory = RunDirectory(words.run_directory, Owner(words.owner_pid, words.owner_start_time))
+    settings = Settings.from_json(directory.settings_path.read_text())
+    set_up_logging(Role.SUPERVISOR, settings)
+    try:
+        trio.run(supervise, directory, settings)
+    finally:
+        directory.remove()
+
+
+if __name__ == "__main__":
+    main()
