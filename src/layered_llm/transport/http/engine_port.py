@@ -28,8 +28,8 @@ class EngineStream(Protocol):
     async def receive(self) -> tuple[StreamEvent, ...]:
         """Waits for at least one event and returns all that are queued, the deltas of one choice merged into one.
 
-        The last event of the last batch is RequestEnded; calling this after it, or before Accepted, is an error.
-        Raises EngineLost when the engine dies.
+        A cancelled call takes nothing: the events are returned by the next one. The last event of the last batch is
+        RequestEnded; calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
         """
 
     def close(self, reason: AbortReason) -> None:
@@ -50,8 +50,12 @@ class Engine(Protocol):
         """Submits a request that lives no longer than `owner`.
 
         Synchronous, so that no cancellation can come between submit and ownership. Rejected (QUEUE_FULL) at once when this
-        process holds too many open requests. Call it only while the phase is READY.
+        process holds too many open requests. Call it only while the phase is READY. `owner` may be closed, and then exited,
+        more than once; it closes the stream as CLIENT_GONE.
         """
 
     async def state(self) -> EngineState:
-        """The state of every process, for `/metrics` and `/debug/state`; never enters the engine's queues."""
+        """The state of every process, for `/metrics` and `/debug/state`; never enters the engine's queues.
+
+        Bounded in time: a process that does not answer is named in `silent`. Raises EngineLost when nobody can be asked.
+        """

@@ -1,0 +1,198 @@
+"""The answer to one generation request, as it grows: events in, chunks or one whole response out.
+
+Must not know: HTTP, trio, where events come from.
+
+Invariants: a choice's index is prompt * n + choice. Each choice has at most one opening, which comes with its first output,
+and exactly one ending unless the request failed; after a failure nothing but the error follows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
+from layered_llm.transport.http import sse
+from layered_llm.transport.http.api_error import ApiError, request_failed
+from layered_llm.transport.http.openai_schema import responses
+from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
+from layered_llm.transport.http.sources import Batch
+
+
+@attrs.frozen(kw_only=True)
+class AnswerPlan:
+    """What is known of an answer before its first event."""
+
+    shape: Shape
+    head: ResponseHead
+    prompts: int
+    choices_per_prompt: int
+    prompt_tokens: int
+    """Of all prompts together."""
+    include_usage: bool
+    continuous_usage: bool
+
+
+@attrs.define
+class Tally:
+    """How many of an answer's requests go on, what they used, and what went wrong; the first failure completes the answer."""
+
+    _open: int
+    _usages: list[Usage] = attrs.field(init=False, factory=list)
+    _error: ApiError | None = attrs.field(init=False, default=None)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._open <= 0
+
+    @property
+    def error(self) -> ApiError | None:
+        return self._error
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in self._usages),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
+            cached_tokens=sum(usage.cached_tokens for usage in self._usages),
+        )
+
+    def note_delta(self, delta: ChoiceDelta) -> None:
+        if delta.finish_reason in {FinishReason.ABORT, FinishReason.ERROR}:
+            self._fail("The server ended the request.")
+
+    def note_end(self, ended: RequestEnded) -> None:
+        self._open -= 1
+        self._usages.append(ended.usage)
+        if ended.error is not None:
+            self._error = request_failed(ended.error)
+        if self._error is not None:
+            self._open = 0
+
+    def _fail(self, message: str) -> None:
+        # The request's own end may follow and says more.
+        self._error = self._error or request_failed(message)
+
+
+@attrs.define
+class StreamedAnswer:
+    """Turns batches of events into server-sent events."""
+
+    _plan: AnswerPlan
+    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: Tally(self._plan.prompts), takes_self=True))
+    _opened: set[int] = attrs.field(init=False, factory=set)
+    _completion_tokens: int = attrs.field(init=False, default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._tally.is_complete
+
+    def encode(self, batch: Batch) -> bytes:
+        """All that `batch` brings, and the end of the stream when the batch completes it."""
+        return b"".join(sse.event(chunk) for chunk in self._chunks(batch)) + (self._ending() if self.is_complete else b"")
+
+    def _chunks(self, batch: Batch) -> Iterator[Json]:
+        for prompt, event in batch:
+            match event:
+                case ChoiceDelta():
+                    self._tally.note_delta(event)
+                    yield from self._delta(prompt * self._plan.choices_per_prompt + event.choice, event)
+                case RequestEnded():
+                    self._tally.note_end(event)
+                case _ as unreachable:
+                    assert_never(unreachable)
+
+    def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
+        shape = self._plan.shape
+        self._completion_tokens += len(delta.token_ids)
+        if index not in self._opened:
+            self._opened.add(index)
+            opening = shape.opening(index)
+            if opening is not None:
+                yield self._chunk(opening)
+        if delta.text:
+            yield self._chunk(shape.piece(index, delta.text))
+        name = responses.finish_reason_name(delta.finish_reason)
+        if name is not None:
+            yield self._chunk(shape.ending(index, name, delta.matched_stop))
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = responses.chunk_object(self._plan.shape, self._plan.head, [choice])
+        if self._plan.include_usage:
+            chunk["usage"] = self._running_usage() if self._plan.continuous_usage else None
+        return chunk
+
+    def _running_usage(self) -> Json:
+        return responses.usage_object(
+            Usage(prompt_tokens=self._plan.prompt_tokens, completion_tokens=self._completion_tokens, cached_tokens=0)
+        )
+
+    def _ending(self) -> bytes:
+        if self._tally.error is not None:
+            return failure(self._tally.error)
+        if not self._plan.include_usage:
+            return sse.DONE
+        chunk = responses.chunk_object(self._plan.shape, self._plan.head, [])
+        return sse.event({**chunk, "usage": responses.usage_object(self._tally.usage)}) + sse.DONE
+
+
+def failure(error: ApiError) -> bytes:
+    """The end of a stream that had already begun: clients find the error in the event, and the body ends in good order."""
+    return sse.event(responses.error_object(error)) + sse.DONE
+
+
+@attrs.define
+class _GrowingChoice:
+    texts: list[str] = attrs.field(factory=list)
+    finish_reason: FinishReason = FinishReason.RUNNING
+    matched_stop: str | int | None = None
+
+
+@attrs.define
+class WholeAnswer:
+    """Gathers batches of events for a response that is sent at once."""
+
+    _plan: AnswerPlan
+    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: Tally(self._plan.prompts), takes_self=True))
+    _choices: Sequence[_GrowingChoice] = attrs.field(
+        init=False,
+        default=attrs.Factory(
+            lambda self: [_GrowingChoice() for _ in range(self._plan.prompts * self._plan.choices_per_prompt)],
+            takes_self=True,
+        ),
+    )
+
+    @property
+    def is_complete(self) -> bool:
+        return self._tally.is_complete
+
+    def add(self, batch: Batch) -> None:
+        for prompt, event in batch:
+            match event:
+                case ChoiceDelta():
+                    self._tally.note_delta(event)
+                    self._add_delta(prompt * self._plan.choices_per_prompt + event.choice, event)
+                case RequestEnded():
+                    self._tally.note_end(event)
+                case _ as unreachable:
+                    assert_never(unreachable)
+
+    def _add_delta(self, index: int, delta: ChoiceDelta) -> None:
+        choice = self._choices[index]
+        choice.texts.append(delta.text)
+        choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
+
+    def result(self) -> Json | ApiError:
+        """The response body, or why there is none; call it when complete."""
+        if self._tally.error is not None:
+            return self._tally.error
+        choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
+        return responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage)
+
+    def _whole(self, index: int, choice: _GrowingChoice) -> Json:
+        name = responses.finish_reason_name(choice.finish_reason)
+        if name is None:
+            raise InvariantViolated(f"request ended without an error while choice {index} was {choice.finish_reason.name}")
+        return self._plan.shape.whole(index, "".join(choice.texts), name, choice.matched_stop)

@@ -1,0 +1,130 @@
+"""An error as this server tells it to its clients: a value that handlers return and never raise.
+
+Must not know: JSON names, the framework's response class.
+
+Invariants: 4xx is the caller's to mend and is never worth a retry, but for 429; 5xx says whether the same request may be
+sent again, since clients of the OpenAI family repeat every 5xx unless they are told not to.
+"""
+
+from http import HTTPStatus
+from typing import Final, assert_never
+
+import attrs
+
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
+from layered_llm.domain.verdicts import RejectReason
+
+INVALID_REQUEST: Final = "invalid_request_error"
+RATE_LIMIT: Final = "rate_limit_error"
+SERVER_ERROR: Final = "server_error"
+UNAVAILABLE: Final = "unavailable_error"
+
+
+@attrs.frozen(kw_only=True)
+class ApiError:
+    """What went wrong, in the terms of HTTP."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    """The field of the request that is at fault."""
+    code: str | None = None
+    retry_after_s: int | None = None
+    """Set exactly when the same request may succeed later."""
+
+    def headers(self) -> dict[str, str]:
+        """Headers that steer the retries of clients; none for errors that no client repeats."""
+        if self.retry_after_s is not None:
+            return {"Retry-After": str(self.retry_after_s), "x-should-retry": "true"}
+        return {"x-should-retry": "false"} if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else {}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(status=HTTPStatus.BAD_REQUEST, type=INVALID_REQUEST, message=message, param=param, code=code)
+
+
+def bad_parameter(error: ParameterError) -> ApiError:
+    return bad_request(error.message, param=error.param, code="invalid_value")
+
+
+def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
+    message = f"The model {name!r} does not exist. This server serves: {', '.join(map(repr, served))}."
+    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, param="model", code="model_not_found")
+
+
+def shutting_down(retry_after_s: int) -> ApiError:
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=UNAVAILABLE,
+        message="The server is shutting down.",
+        code="shutting_down",
+        retry_after_s=retry_after_s,
+    )
+
+
+def not_ready(status: EngineStatus, retry_after_s: int) -> ApiError:
+    """The engine takes no request now; worth a retry unless it will not come back by itself."""
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=UNAVAILABLE,
+        message=f"The engine is {status.phase.value}: {status.detail}",
+        code=f"engine_{status.phase.value}",
+        retry_after_s=None if status.phase is EnginePhase.FAILED else retry_after_s,
+    )
+
+
+def engine_lost(status: EngineStatus, retry_after_s: int) -> ApiError:
+    """The engine died with the request in it."""
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=SERVER_ERROR,
+        message="The engine that was working on this request is gone; the request was ended.",
+        code="engine_lost",
+        retry_after_s=None if status.phase is EnginePhase.FAILED else retry_after_s,
+    )
+
+
+def request_failed(message: str) -> ApiError:
+    """The engine ended the request by an error of its own."""
+    return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="engine_error")
+
+
+def internal_error() -> ApiError:
+    """A fault of this process; its cause is in the log and not for the caller."""
+    return ApiError(
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        type=SERVER_ERROR,
+        message="The server met an unexpected error; its log says more.",
+        code="internal_error",
+    )
+
+
+def rejection(rejected: Rejected, retry_after_s: int) -> ApiError:
+    """The error of a request that was not taken."""
+    match rejected.reason:
+        case RejectReason.QUEUE_FULL | RejectReason.TOO_MANY_STREAMS:
+            return ApiError(
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                type=RATE_LIMIT,
+                message=rejected.message,
+                param=rejected.param,
+                code=rejected.reason.name.lower(),
+                retry_after_s=retry_after_s,
+            )
+        case RejectReason.SHUTTING_DOWN:
+            return shutting_down(retry_after_s)
+        case RejectReason.CONTEXT_LENGTH_EXCEEDED | RejectReason.NEVER_FITS:
+            return bad_request(rejected.message, param=rejected.param, code="context_length_exceeded")
+        case (
+            RejectReason.TEMPLATE_ERROR
+            | RejectReason.NO_CHAT_TEMPLATE
+            | RejectReason.EMPTY_PROMPT
+            | RejectReason.TOKEN_OUT_OF_VOCABULARY
+            | RejectReason.INVALID_PARAMETER
+        ):
+            return bad_request(rejected.message, param=rejected.param, code=rejected.reason.name.lower())
+        case _ as unreachable:
+            assert_never(unreachable)

@@ -1,0 +1,138 @@
+"""The ASGI application: routes, aliases, and what is the same for every response.
+
+Must not know: how the engine is reached, which server runs the application.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+from quart import Response, g, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from layered_llm.transport.http import api_error
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.chat import chat_completions
+from layered_llm.transport.http.completions import completions
+from layered_llm.transport.http.connection import OwningConnection
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.models import list_models, retrieve_model
+from layered_llm.transport.http.probes import debug, health, metrics
+from layered_llm.transport.http.replies import error_reply
+from layered_llm.transport.http.settings import HttpSettings
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+def build_application(
+    *,
+    engine: Engine,
+    settings: HttpSettings,
+    drain: Drain,
+    wall_clock: Callable[[], float],
+    new_hex_id: Callable[[], str],
+    draw_seed: Callable[[], int],
+) -> QuartTrio:
+    """The application without a lifespan of its own; wrap it in `LifespanApplication`.
+
+    Args:
+        drain: begun by whoever learns that the server is to stop.
+        wall_clock: Unix time in seconds.
+        new_hex_id: a new random hexadecimal id at each call.
+        draw_seed: a fresh seed at each call, 0 … 2**63 - 1.
+    """
+    app = QuartTrio("layered_llm", static_folder=None)
+    app.asgi_http_class = OwningConnection
+    app.config["RESPONSE_TIMEOUT"] = None
+    app.config["BODY_TIMEOUT"] = settings.body_timeout_s
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.url_map.strict_slashes = False
+    context = HttpContext(
+        engine=engine,
+        settings=settings,
+        drain=drain,
+        wall_clock=wall_clock,
+        new_hex_id=new_hex_id,
+        draw_seed=draw_seed,
+    )
+    _add_routes(app, context)
+    _add_hooks(app, context)
+    app.register_error_handler(HTTPException, _on_http_exception)
+    app.register_error_handler(Exception, _on_exception)
+    return app
+
+
+def _add_routes(app: QuartTrio, context: HttpContext) -> None:
+    for prefix in ("/v1", ""):
+        app.add_url_rule(f"{prefix}/chat/completions", f"chat{prefix}", partial(chat_completions, context), methods=["POST"])
+        app.add_url_rule(f"{prefix}/completions", f"completions{prefix}", partial(completions, context), methods=["POST"])
+        app.add_url_rule(f"{prefix}/models", f"models{prefix}", partial(list_models, context))
+        app.add_url_rule(f"{prefix}/models/<path:name>", f"model{prefix}", partial(retrieve_model, context))
+    app.add_url_rule("/health", "health", partial(health, context))
+    app.add_url_rule("/ready", "ready", partial(health, context))
+    app.add_url_rule("/metrics", "metrics", partial(metrics, context))
+    app.add_url_rule("/debug/state", "debug_state", partial(debug, context))
+
+
+def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
+    @app.before_request
+    async def begin() -> Response | None:
+        asked = request.headers.get(REQUEST_ID_HEADER, "")
+        g.request_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else context.new_hex_id()
+        return Response("", status=HTTPStatus.NO_CONTENT) if request.method == "OPTIONS" else None
+
+    @app.after_request
+    async def finish(response: Response) -> Response:
+        response.headers[REQUEST_ID_HEADER] = g.request_id
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        response.headers["Access-Control-Expose-Headers"] = "*"
+        if request.method == "OPTIONS":
+            asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
+            response.headers["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+            response.headers["Access-Control-Allow-Headers"] = asked
+            response.headers["Access-Control-Max-Age"] = "86400"
+        return response
+
+
+async def _on_http_exception(error: HTTPException) -> Response | HTTPException:
+    """JSON instead of the framework's HTML."""
+    code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
+    if code < HTTPStatus.BAD_REQUEST:
+        return error
+    reply = error_reply(
+        ApiError(
+            status=code,
+            type=api_error.INVALID_REQUEST if code < HTTPStatus.INTERNAL_SERVER_ERROR else api_error.SERVER_ERROR,
+            message=_message(error, code),
+            code=HTTPStatus(code).name.lower(),
+        )
+    )
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        reply.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+    return reply
+
+
+def _message(error: HTTPException, code: int) -> str:
+    match code:
+        case HTTPStatus.NOT_FOUND:
+            return f"There is no {request.method} {request.path} on this server."
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            return f"{request.path} does not take {request.method}."
+        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return f"The body is larger than {request.max_content_length} bytes."
+        case _:
+            return error.description or HTTPStatus(code).phrase
+
+
+async def _on_exception(error: Exception) -> Response:
+    logger.error("request ended by an unexpected error", exc_info=error)
+    return error_reply(api_error.internal_error())

@@ -1,0 +1,18 @@
+"""`POST /v1/completions`.
+
+Must not know: tokenizers, the engine.
+"""
+
+from quart import Response, request
+
+from layered_llm.transport.http.connection import exchange_of
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.generation import generate
+from layered_llm.transport.http.openai_schema.requests import parse_completion
+from layered_llm.transport.http.openai_schema.responses import COMPLETIONS
+
+
+async def completions(context: HttpContext) -> Response:
+    """Continues one or more plain prompts."""
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    return await generate(context, exchange_of(request), parse_completion(body), COMPLETIONS)

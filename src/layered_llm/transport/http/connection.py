@@ -1,0 +1,97 @@
+"""One HTTP exchange: its reader and its handler, inside of the scope that owns all it opens.
+
+Must not know: what a handler opens.
+
+Invariants:
+* The owner is closed before the exchange is left, by whatever way: it is opened around handler *and* send, and never in a
+  response generator, which is not started, and so runs no `finally`, when the peer leaves while the headers are sent.
+* Between noticing that the peer is gone and closing the owner there is no checkpoint.
+* A disconnect that is reported after the last body message is the server's own end of the exchange, no abort: the handler
+  is still inside of `send` then, where the server recycles or closes the connection, and must not be cancelled there
+  (quart-trio 0.12 does, and so leaks connections).
+"""
+
+import contextlib
+from typing import Any, Final, cast
+
+import attrs
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+from quart.wrappers import Request, Response
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+SCOPE_KEY: Final = "layered_llm.exchange"
+FINISH_GRACE_S: Final = 1.0
+"""How long the final `send` may take after the disconnect; over HTTP/2 it would wait for ever when the peer is gone."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Exchange:
+    """What a handler may use of the exchange that it serves."""
+
+    owner: contextlib.ExitStack
+    """Closes all that is entered into it when the exchange ends."""
+    nursery: trio.Nursery
+    """For tasks that live no longer than the exchange; it is cancelled as soon as the response is sent."""
+
+
+def exchange_of(request: Request) -> Exchange:
+    """The exchange that `request` belongs to."""
+    exchange = cast("dict[str, Any]", request.scope)[SCOPE_KEY]
+    if not isinstance(exchange, Exchange):
+        raise TypeError(f"the scope's exchange is a {type(exchange).__name__}")
+    return exchange
+
+
+class OwningConnection(TrioASGIHTTPConnection):
+    """Runs one exchange; used through `QuartTrio.asgi_http_class`."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        request = self._create_request_from_scope(send)
+        sent = _SentMessages(send)
+        with contextlib.ExitStack() as owner:
+            async with trio.open_nursery() as nursery:
+                cast("dict[str, Any]", self.scope)[SCOPE_KEY] = Exchange(owner=owner, nursery=nursery)
+                nursery.start_soon(self._read, nursery, owner, request, receive, sent)
+                nursery.start_soon(self._respond, nursery, owner, request, sent)
+
+    async def _read(
+        self,
+        nursery: trio.Nursery,
+        owner: contextlib.ExitStack,
+        request: Request,
+        receive: ASGIReceiveCallable,
+        sent: "_SentMessages",
+    ) -> None:
+        """Feeds the body to the request until the peer is gone."""
+        while (message := await receive())["type"] == "http.request":
+            request.body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                request.body.set_complete()
+        owner.close()
+        if sent.is_final:
+            nursery.cancel_scope.deadline = trio.current_time() + FINISH_GRACE_S
+        else:
+            nursery.cancel_scope.cancel()
+
+    async def _respond(
+        self, nursery: trio.Nursery, owner: contextlib.ExitStack, request: Request, sent: "_SentMessages"
+    ) -> None:
+        response = await self.app.handle_request(request)
+        if response.status_code >= 400:
+            owner.close()
+        await self._send_response(cast("ASGISendCallable", sent), cast("Response", response))
+        nursery.cancel_scope.cancel()
+
+
+class _SentMessages:
+    """`send`, with a note whether the last message of the response was handed to it."""
+
+    def __init__(self, send: ASGISendCallable) -> None:
+        self.is_final = False
+        self._send = send
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_final = True
+        await self._send(message)

@@ -1,0 +1,54 @@
+"""What every endpoint works with.
+
+Must not know: routes.
+"""
+
+from collections.abc import Callable
+
+import attrs
+
+from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.transport.http import api_error
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.settings import HttpSettings
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HttpContext:
+    """The engine, the settings, and the sources of time and randomness, which are passed in."""
+
+    engine: Engine
+    settings: HttpSettings
+    drain: Drain
+    wall_clock: Callable[[], float]
+    """Unix time in seconds."""
+    new_hex_id: Callable[[], str]
+    """A new random id for each request that brings none."""
+    draw_seed: Callable[[], int]
+    """A fresh 63-bit seed for each request that names none."""
+
+    def unavailable(self) -> ApiError | None:
+        """Why no request can be taken now, if so."""
+        if self.drain.is_active:
+            return api_error.shutting_down(self.settings.retry_after_s)
+        status = self.engine.status()
+        if status.phase is not EnginePhase.READY:
+            return api_error.not_ready(status, self.settings.retry_after_s)
+        return None
+
+    def served_name(self, asked: str | None) -> str | ApiError:
+        """The model name that a response echoes."""
+        names = self.settings.served_model_names
+        if asked is None:
+            return names[0]
+        if asked in names or self.settings.any_model_name:
+            return asked
+        return api_error.model_not_found(asked, names)
+
+    def engine_lost(self) -> ApiError:
+        return api_error.engine_lost(self.engine.status(), self.settings.retry_after_s)
+
+    def shutting_down(self) -> ApiError:
+        return api_error.shutting_down(self.settings.retry_after_s)

@@ -1,0 +1,185 @@
+"""From a parsed request to its response, streamed or whole; the same for both endpoints.
+
+Must not know: JSON names, routes.
+
+Order: everything that can be refused is refused before the first byte; the headers of a stream go out when the engine has
+queued the request; from then on every failure is an event of the stream, followed by its regular end, and never a cut.
+"""
+
+import logging
+import math
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import assert_never
+
+import attrs
+from quart import Response
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.transport.http import api_error, sse
+from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer, failure
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.connection import Exchange
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.engine_port import EngineLost, EngineStream
+from layered_llm.transport.http.openai_schema.requests import GenerationRequest
+from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
+from layered_llm.transport.http.public_ids import public_id
+from layered_llm.transport.http.replies import error_reply, json_reply
+from layered_llm.transport.http.sources import EventSource, Quiet, next_batch, open_source
+
+logger = logging.getLogger(__name__)
+
+Streams = tuple[EngineStream, ...]
+
+
+async def generate(context: HttpContext, exchange: Exchange, request: GenerationRequest | ApiError, shape: Shape) -> Response:
+    """The response to `request`; all that it opens belongs to `exchange`."""
+    if isinstance(request, ApiError):
+        return error_reply(request)
+    model = context.served_name(request.model)
+    if isinstance(model, ApiError):
+        return error_reply(model)
+    streams = _open_streams(context, exchange, request)
+    if isinstance(streams, ApiError):
+        return error_reply(streams)
+    prompt_tokens = await _await_queued(context, streams)
+    if isinstance(prompt_tokens, ApiError):
+        return error_reply(prompt_tokens)
+    public = public_id(shape.id_prefix, streams[0].request)
+    head = ResponseHead(id=public, created_s=int(context.wall_clock()), model=model)
+    plan = _plan(request, shape, head, prompt_tokens)
+    source = open_source(streams, exchange.nursery)
+    if request.stream:
+        return _streamed(context, plan, streams, source)
+    return await _whole(context, plan, streams, source)
+
+
+def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationRequest) -> Streams | ApiError:
+    """Submits one engine request for each prompt; synchronous, so that all or none of them are there to be awaited."""
+    unavailable = context.unavailable()
+    if unavailable is not None:
+        return unavailable
+    params = request.params
+    if params.seed is None:
+        params = attrs.evolve(params, seed=context.draw_seed())
+    streams: list[EngineStream] = []
+    for prompt in request.prompts:
+        stream = context.engine.open(exchange.owner, prompt, params)
+        if isinstance(stream, Rejected):
+            return api_error.rejection(stream, context.settings.retry_after_s)
+        streams.append(stream)
+    return tuple(streams)
+
+
+async def _await_queued(context: HttpContext, streams: Streams) -> int | ApiError:
+    """Prompt tokens of all requests, when all are queued."""
+    prompt_tokens = 0
+    try:
+        for stream in streams:
+            match await _verdict(stream, context.drain):
+                case None:
+                    _close_for_shutdown(streams)
+                    return context.shutting_down()
+                case Accepted() as verdict:
+                    prompt_tokens += verdict.prompt_tokens
+                case Rejected() as verdict:
+                    return api_error.rejection(verdict, context.settings.retry_after_s)
+                case _ as unreachable:
+                    assert_never(unreachable)
+    except EngineLost:
+        return context.engine_lost()
+    return prompt_tokens
+
+
+async def _verdict(stream: EngineStream, drain: Drain) -> Accepted | Rejected | None:
+    with drain.bounded():
+        return await stream.verdict()
+    return None
+
+
+def _plan(request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_tokens: int) -> AnswerPlan:
+    return AnswerPlan(
+        shape=shape,
+        head=head,
+        prompts=len(request.prompts),
+        choices_per_prompt=request.params.n,
+        prompt_tokens=prompt_tokens,
+        include_usage=request.include_usage,
+        continuous_usage=request.continuous_usage,
+    )
+
+
+async def _whole(context: HttpContext, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
+    answer = WholeAnswer(plan)
+    try:
+        while not answer.is_complete:
+            batch = await next_batch(source, context.drain, math.inf)
+            if isinstance(batch, Quiet):
+                _close_for_shutdown(streams)
+                return error_reply(context.shutting_down())
+            answer.add(batch)
+    except EngineLost:
+        return error_reply(context.engine_lost())
+    result = answer.result()
+    if isinstance(result, ApiError):
+        return error_reply(result)
+    return json_reply(result)
+
+
+def _streamed(context: HttpContext, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
+    body = _body(_StreamWriter(context=context, streams=streams, source=source, answer=StreamedAnswer(plan)))
+    response = Response(body, status=HTTPStatus.OK, headers=dict(sse.HEADERS))
+    response.timeout = None
+    return response
+
+
+async def _body(writer: "_StreamWriter") -> AsyncIterator[bytes]:
+    # Holds nothing: a generator that was never started runs no finally.
+    while not writer.is_done:
+        yield await writer.next_bytes()
+
+
+@attrs.define(kw_only=True, eq=False)
+class _StreamWriter:
+    _context: HttpContext
+    _streams: Streams
+    _source: EventSource
+    _answer: StreamedAnswer
+    _failed: bool = attrs.field(init=False, default=False)
+
+    @property
+    def is_done(self) -> bool:
+        return self._failed or self._answer.is_complete
+
+    async def next_bytes(self) -> bytes:
+        """What to send next; a failure becomes the stream's last words."""
+        try:
+            return await self._next_bytes()
+        except EngineLost:
+            return self._fail(self._context.engine_lost())
+        except Exception:
+            logger.exception("stream ended by an unexpected error")
+            return self._fail(api_error.internal_error())
+
+    async def _next_bytes(self) -> bytes:
+        batch = await next_batch(self._source, self._context.drain, self._context.settings.heartbeat_interval_s)
+        match batch:
+            case Quiet.SILENCE:
+                return sse.HEARTBEAT
+            case Quiet.DRAINED:
+                _close_for_shutdown(self._streams)
+                return self._fail(self._context.shutting_down())
+            case _:
+                return self._answer.encode(batch)
+
+    def _fail(self, error: ApiError) -> bytes:
+        self._failed = True
+        return failure(error)
+
+
+def _close_for_shutdown(streams: Streams) -> None:
+    for stream in streams:
+        stream.close(AbortReason.SHUTDOWN)

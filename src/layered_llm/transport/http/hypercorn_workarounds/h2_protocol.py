@@ -1,0 +1,57 @@
+"""HTTP/2 streams that hold no more than they should: hypercorn 0.18's buffer and protocol, mended.
+
+Must not know: the application.
+
+Faults of upstream:
+* `StreamBuffer.pop` wakes the writer by what it took, and not by what remains: with the peer's window at 0 it takes nothing,
+  always wakes, and the buffer grows without bound.
+* A peer that never opens its window holds the handler for ever, in `push` and in `drain`.
+"""
+
+import contextlib
+
+import h2.errors
+import h2.exceptions
+import trio
+from hypercorn.protocol.events import Event, StreamClosed
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+
+from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
+
+
+class BoundedStreamBuffer(StreamBuffer):
+    """Stands in for `hypercorn.protocol.h2.StreamBuffer`."""
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+
+def bounded_h2_protocol(options: ServerOptions) -> type[H2Protocol]:
+    """The class that stands in for `hypercorn.protocol.H2Protocol`, which takes no options."""
+
+    class BoundedH2Protocol(H2Protocol):
+        """Resets a stream whose peer takes nothing for the write timeout."""
+
+        async def stream_send(self, event: Event) -> None:
+            if isinstance(event, StreamClosed):
+                await super().stream_send(event)
+                return
+            with trio.move_on_after(options.write_timeout_s) as scope:
+                await super().stream_send(event)
+            if scope.cancelled_caught:
+                await self._reset(event.stream_id)
+
+        async def _reset(self, stream_id: int) -> None:
+            # Where the stream or the connection ended meanwhile, nothing is left to do.
+            with contextlib.suppress(h2.exceptions.ProtocolError):
+                self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+            await self._flush()
+            await self._close_stream(stream_id)
+
+    return BoundedH2Protocol

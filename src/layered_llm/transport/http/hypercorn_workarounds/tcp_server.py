@@ -1,0 +1,126 @@
+"""Connections whose peers cannot hold us: hypercorn 0.18's TCPServer with bounded writes and a watch for silent ends.
+
+Must not know: HTTP, the application.
+
+Faults of upstream:
+* `protocol_send` shields a write without a deadline, so that a peer that does not read holds its handler for ever, and a
+  shutdown; it takes its lock outside of the shield, so that a cancelled exchange can lose frames of the others.
+* When the peer sends bytes behind its request, the reader is parked until the response is complete, and does not see the
+  end of the connection. The kernel does: it leaves ESTABLISHED.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, cast
+
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, LifespanState
+
+from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
+
+_TCP_ESTABLISHED: Final = 1
+_TCP_STATE_BYTES: Final = 1
+"""The first field of Linux's `struct tcp_info` is the state, one byte."""
+_CLOSE_GRACE_S: Final = 1.0
+
+
+class WatchedTCPServer(TCPServer):
+    """Serves one connection; stands in for `hypercorn.trio.run.TCPServer`."""
+
+    def __init__(  # noqa: PLR0917 - hypercorn calls it by position
+        self,
+        options: ServerOptions,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        state: LifespanState,
+        stream: "trio.SocketStream | trio.SSLStream[trio.SocketStream]",
+    ) -> None:
+        super().__init__(app, config, context, state, cast("trio.SSLStream[trio.SocketStream]", stream))
+        self._options = options
+        self._writes: set[trio.CancelScope] = set()
+        transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+        self._socket: trio.socket.SocketType = transport.socket
+        set_tcp_options(self._socket, options)
+
+    async def protocol_send(self, event: Event) -> None:
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+        elif not await self._write(event.data):
+            with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
+                await self.protocol.handle(Closed())
+
+    async def _write(self, data: bytes) -> bool:
+        """Writes all of `data`, or closes the connection. Shielded, since half a write spoils it for every other stream."""
+        with self._cancellable_write():
+            try:
+                async with self.send_lock:
+                    await self.stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+            return True
+        await trio.aclose_forcefully(self.stream)
+        return False
+
+    @contextmanager
+    def _cancellable_write(self) -> Iterator[None]:
+        with trio.move_on_after(self._options.write_timeout_s, shield=True) as scope:
+            self._writes.add(scope)
+            try:
+                yield
+            finally:
+                self._writes.discard(scope)
+
+    async def _read_data(self) -> None:
+        try:
+            while data := await self._receive():
+                await self._handle_watched(bytes(data))
+        finally:
+            # The peer is gone or the grace of a shutdown is over: no write is worth waiting for.
+            for write in self._writes:
+                write.cancel()
+        await self.protocol.handle(Closed())
+
+    async def _receive(self) -> bytes | bytearray:
+        try:
+            return await self.stream.receive_some(MAX_RECV)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return b""
+
+    async def _handle_watched(self, data: bytes) -> None:
+        """Hands `data` to the protocol, which may park us there, and leaves when the peer does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_peer_left, nursery.cancel_scope)
+            await self.protocol.handle(RawData(data))
+            nursery.cancel_scope.cancel()
+
+    async def _cancel_when_peer_left(self, scope: trio.CancelScope) -> None:
+        while not peer_has_left(self._socket):  # noqa: ASYNC110 - only the kernel knows, and has no event for it
+            await trio.sleep(self._options.fin_poll_interval_s)
+        scope.cancel()
+
+
+def set_tcp_options(sock: trio.socket.SocketType, options: ServerOptions) -> None:
+    """Has the kernel send at once, and find peers that vanished without a word; nothing for a Unix socket."""
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.tcp_keepalive_idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, options.tcp_keepalive_interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, options.tcp_keepalive_probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.tcp_user_timeout_ms)
+
+
+def peer_has_left(sock: trio.socket.SocketType) -> bool:
+    """Whether the connection is no longer established, unread bytes or not; False for a Unix socket, which cannot tell."""
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return False
+    if sock.fileno() < 0:
+        return True
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_STATE_BYTES)[0] != _TCP_ESTABLISHED

@@ -1,0 +1,137 @@
+"""Reports of all processes in Prometheus' text format 0.0.4.
+
+Must not know: HTTP, which process counts what.
+
+Samples arrive with their full names, labels included, and are summed over processes: that is right for counters and for
+histogram buckets, and gauges are taken from one process alone. Every family has exactly one HELP and one TYPE line, and its
+samples stand together, buckets by rising bound.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.messages.supervision import EngineState, Role
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+PREFIX: Final = "layered_llm_"
+
+_BUCKET_BOUND: Final = re.compile(r'le="([^"]+)"')
+_HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count")
+
+
+@attrs.frozen
+class _Family:
+    kind: str
+    text: str
+
+
+_GAUGES: Final[Mapping[str, tuple[str, str]]] = {
+    "requests_running": ("running", "Choices that hold a slot."),
+    "requests_waiting": ("waiting", "Choices that wait for their first step."),
+    "kv_pages_total": ("pages_total", "Pages of the KV cache."),
+    "kv_pages_free": ("pages_free", "Pages that hold nothing."),
+    "kv_pages_cached": ("pages_cached", "Pages that only the prefix index holds; they can be evicted."),
+    "kv_pages_used": ("pages_used", "Pages that requests hold."),
+}
+"""Name of the metric, name of the scheduler's gauge, and help."""
+
+_KNOWN: Final[Mapping[str, _Family]] = {
+    "aborts_emitted_total": _Family("counter", "Aborts that API processes sent: requests whose scope was left early."),
+    "aborts_handled_total": _Family("counter", "Aborts that ended a request in the scheduler."),
+    "aborts_late_total": _Family("counter", "Aborts that found their request already ended."),
+    "requests_accepted_total": _Family("counter", "Requests that were queued."),
+    "requests_rejected_total": _Family("counter", "Requests that were refused."),
+    "requests_finished_total": _Family("counter", "Choices that ended, by finish reason."),
+    "prompt_tokens_total": _Family("counter", "Prompt tokens of accepted requests."),
+    "generation_tokens_total": _Family("counter", "Sampled tokens."),
+    "prefix_cache_hit_tokens_total": _Family("counter", "Prompt tokens whose keys and values were in the prefix index."),
+    "preemptions_total": _Family("counter", "Running choices that were put back to be computed again."),
+    "steps_total": _Family("counter", "Steps that the runtime executed."),
+    "time_to_first_token_seconds": _Family("histogram", "From the submit of a request to its first token."),
+    "inter_token_latency_seconds": _Family("histogram", "Between two tokens of a choice."),
+    "request_duration_seconds": _Family("histogram", "From the submit of a request to its end."),
+}
+
+
+def render(state: EngineState, *, is_ready: bool) -> str:
+    """The whole exposition, each line ended by a line feed."""
+    lines = [*_family_lines("engine_ready", _Family("gauge", "1 while the engine takes requests."), [("", float(is_ready))])]
+    lines += _gauge_lines(state)
+    lines += _sample_lines(_summed(state))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _gauge_lines(state: EngineState) -> Iterable[str]:
+    schedulers = [dict(report.gauges) for report in state.reports if report.role is Role.SCHEDULER]
+    for name, (gauge, text) in _GAUGES.items():
+        samples = [("", float(gauges[gauge])) for gauges in schedulers[:1] if gauge in gauges]
+        if samples:
+            yield from _family_lines(name, _Family("gauge", text), samples)
+    opened = [
+        (f'{{role="{report.role.value}",index="{report.index}"}}', float(report.open_requests)) for report in state.reports
+    ]
+    if opened:
+        yield from _family_lines("open_requests", _Family("gauge", "Requests that a process holds."), opened)
+
+
+def _family_lines(name: str, family: _Family, samples: Iterable[tuple[str, float]]) -> Iterable[str]:
+    yield f"# HELP {PREFIX}{name} {family.text}"
+    yield f"# TYPE {PREFIX}{name} {family.kind}"
+    for labels, value in samples:
+        yield f"{PREFIX}{name}{labels} {_number(value)}"
+
+
+def _summed(state: EngineState) -> Mapping[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float)
+    for report in state.reports:
+        for name, value in report.samples:
+            sums[name] += value
+    return sums
+
+
+def _sample_lines(sums: Mapping[str, float]) -> Iterable[str]:
+    families: defaultdict[str, list[str]] = defaultdict(list)
+    for sample in sums:
+        families[_family_name(sample)].append(sample)
+    for name in sorted(families):
+        family = _family(name)
+        yield f"# HELP {name} {family.text}"
+        yield f"# TYPE {name} {family.kind}"
+        for sample in sorted(families[name], key=_place):
+            yield f"{sample} {_number(sums[sample])}"
+
+
+def _family_name(sample: str) -> str:
+    """The sample's name without labels, and for parts of a histogram without the part's suffix."""
+    name = sample.partition("{")[0]
+    for part in _HISTOGRAM_PARTS:
+        stem = name.removesuffix(part)
+        if stem != name and (part == "_bucket" or _family(stem).kind == "histogram"):
+            return stem
+    return name
+
+
+def _family(name: str) -> _Family:
+    known = _KNOWN.get(name.removeprefix(PREFIX))
+    if known is not None:
+        return known
+    return _Family("counter" if name.endswith("_total") else "untyped", name.removeprefix(PREFIX).replace("_", " ") + ".")
+
+
+def _place(sample: str) -> tuple[str, str, float]:
+    """Sorts the buckets of one label set by their bound, in front of its sum and count."""
+    name, _, labels = sample.partition("{")
+    bound = _BUCKET_BOUND.search(labels)
+    if bound is None:
+        return (_BUCKET_BOUND.sub("", labels), name, math.inf)
+    return (_BUCKET_BOUND.sub("", labels), "", math.inf if bound[1] == "+Inf" else float(bound[1]))
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -1,0 +1,162 @@
+"""Response bodies, stream chunks, the list of models and errors, in OpenAI's words.
+
+Must not know: HTTP, events, in which order chunks are sent.
+
+A shape is the difference between the two endpoints. Every key that OpenAI's types require is always present; `stop_reason`
+(vLLM) is the one key on top of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, assert_never
+
+import attrs
+
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import Usage
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
+
+Json = dict[str, Any]
+StopReason = str | int | None
+
+
+@attrs.frozen(kw_only=True)
+class ResponseHead:
+    """What all chunks of one response share."""
+
+    id: str
+    created_s: int
+    model: str
+
+
+class Shape(Protocol):
+    """How one endpoint words a choice, whole or in pieces."""
+
+    id_prefix: str
+    response_object: str
+    chunk_object: str
+
+    def opening(self, index: int) -> Json | None:
+        """The choice of the chunk that comes before a choice's first text, if there is one."""
+
+    def piece(self, index: int, text: str) -> Json:
+        """The choice of a chunk with more text."""
+
+    def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
+        """The choice of the last chunk of a choice."""
+
+    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
+        """The choice of a response that is not streamed."""
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    id_prefix: str = CHAT_PREFIX
+    response_object: str = "chat.completion"
+    chunk_object: str = "chat.completion.chunk"
+
+    def opening(self, index: int) -> Json | None:
+        return _choice(index, None, delta={"role": "assistant", "content": ""})
+
+    def piece(self, index: int, text: str) -> Json:
+        return _choice(index, None, delta={"content": text})
+
+    def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
+        return {**_choice(index, finish_reason, delta={}), "stop_reason": stop_reason}
+
+    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {**_choice(index, finish_reason, message=message), "stop_reason": stop_reason}
+
+
+class CompletionShape:
+    """`/v1/completions`."""
+
+    id_prefix: str = COMPLETION_PREFIX
+    response_object: str = "text_completion"
+    chunk_object: str = "text_completion"
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def piece(self, index: int, text: str) -> Json:
+        return _choice(index, None, text=text)
+
+    def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
+        return self.whole(index, "", finish_reason, stop_reason)
+
+    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
+        return {**_choice(index, finish_reason, text=text), "stop_reason": stop_reason}
+
+
+CHAT: Final[Shape] = ChatShape()
+COMPLETIONS: Final[Shape] = CompletionShape()
+
+
+def _choice(index: int, finish_reason: str | None, **content: object) -> Json:
+    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
+
+
+def finish_reason_name(reason: FinishReason) -> str | None:
+    """The word for a choice that ended by itself; None where OpenAI has none, which is for failures and running choices."""
+    match reason:
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.TOOL_CALLS:
+            return "tool_calls"
+        case FinishReason.RUNNING | FinishReason.ABORT | FinishReason.ERROR:
+            return None
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def usage_object(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def response_object(shape: Shape, head: ResponseHead, choices: Sequence[Json], usage: Usage) -> Json:
+    return {**_envelope(head, shape.response_object, choices), "usage": usage_object(usage)}
+
+
+def chunk_object(shape: Shape, head: ResponseHead, choices: Sequence[Json]) -> Json:
+    return _envelope(head, shape.chunk_object, choices)
+
+
+def _envelope(head: ResponseHead, kind: str, choices: Sequence[Json]) -> Json:
+    return {
+        "id": head.id,
+        "object": kind,
+        "created": head.created_s,
+        "model": head.model,
+        "choices": choices,
+        "system_fingerprint": None,
+    }
+
+
+def error_object(error: ApiError) -> Json:
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def model_object(name: str, created_s: int, context_tokens: int | None) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "layered_llm",
+        "root": name,
+        "parent": None,
+        "max_model_len": context_tokens,
+    }
+
+
+def model_list(models: Sequence[Mapping[str, Any]]) -> Json:
+    return {"object": "list", "data": models}

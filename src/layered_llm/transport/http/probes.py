@@ -1,0 +1,48 @@
+"""`GET /health`, `/ready`, `/metrics` and `/debug/state`: answered whatever the engine does.
+
+Must not know: what is done with the answers.
+"""
+
+from http import HTTPStatus
+
+from quart import Response
+
+from layered_llm.domain.messages.supervision import EnginePhase, EngineState
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.debug_state import debug_state
+from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.metrics import CONTENT_TYPE, render
+from layered_llm.transport.http.replies import error_reply, json_reply
+
+
+async def health(context: HttpContext) -> Response:
+    """200 while requests are taken, else 503 with the phase and what is going on."""
+    status = context.engine.status()
+    if context.drain.is_active:
+        phase, detail = EnginePhase.STOPPING, "The server is shutting down."
+    elif status.phase is EnginePhase.READY:
+        return json_reply({"status": "ok"})
+    else:
+        phase, detail = status.phase, status.detail
+    return json_reply(
+        {"status": "unavailable", "phase": phase.value, "detail": detail},
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        {"Retry-After": str(context.settings.retry_after_s)},
+    )
+
+
+async def metrics(context: HttpContext) -> Response:
+    """Prometheus text; with a lost engine just the word that it is not ready."""
+    try:
+        state = await context.engine.state()
+    except EngineLost:
+        state = EngineState(query=0, reports=(), silent=())
+    is_ready = context.engine.status().phase is EnginePhase.READY
+    return Response(render(state, is_ready=is_ready), content_type=CONTENT_TYPE)
+
+
+async def debug(context: HttpContext) -> Response:
+    try:
+        return json_reply(debug_state(await context.engine.state()))
+    except EngineLost:
+        return error_reply(context.engine_lost())

@@ -1,0 +1,25 @@
+"""What the HTTP layer can be told.
+
+Must not know: where a setting comes from.
+"""
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class HttpSettings:
+    """Fixed for the life of the application."""
+
+    served_model_names: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
+    """The first is the model's name where a request gives none."""
+    any_model_name: bool
+    """Take and echo every model name, for clients that send one of their own."""
+    created_s: int
+    """Unix time that `/v1/models` tells as the models' creation."""
+    heartbeat_interval_s: float
+    """A stream is silent no longer than this: a comment is sent then. Choose 15 s or more; some clients choke on comments."""
+    max_body_bytes: int
+    body_timeout_s: float
+    """How long a client may take to send its body."""
+    retry_after_s: int
+    """When a refused client may try again."""

@@ -1,0 +1,95 @@
+"""The events of all engine streams behind one response, as one sequence.
+
+Must not know: JSON, what an event means for the response.
+
+A response with one prompt reads its stream directly. One with several has a task for each stream, in the nursery of the
+exchange: a response generator may hold no nursery across its yields. A task takes no second batch before its first one was
+taken, so that a slow client is seen by the engine's queues and not hidden by one of ours.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+import trio
+
+from layered_llm.domain.stream import RequestEnded, StreamEvent
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.engine_port import EngineStream
+
+Batch = tuple[tuple[int, StreamEvent], ...]
+"""Events with the place of their prompt in the request."""
+
+
+class Quiet(enum.Enum):
+    """Why a wait brought no event."""
+
+    SILENCE = enum.auto()
+    DRAINED = enum.auto()
+    """The server ends; nothing more may be waited for."""
+
+
+class EventSource(Protocol):
+    """Where a response takes its events from."""
+
+    async def receive(self) -> Batch:
+        """All events that are there, at least one. Cancelling it loses none. Raises EngineLost."""
+
+
+async def next_batch(source: EventSource, drain: Drain, timeout_s: float) -> Batch | Quiet:
+    """The next events of `source`, or why there are none within `timeout_s`."""
+    with drain.bounded(timeout_s):
+        return await source.receive()
+    return Quiet.DRAINED if drain.is_over else Quiet.SILENCE
+
+
+def open_source(streams: Sequence[EngineStream], nursery: trio.Nursery) -> EventSource:
+    """The source of a response to the accepted requests `streams`, one for each prompt."""
+    if len(streams) == 1:
+        return _OneStream(streams[0])
+    sender, receiver = trio.open_memory_channel[Batch | Exception](0)
+    for prompt, stream in enumerate(streams):
+        nursery.start_soon(_feed, prompt, stream, sender.clone())
+    sender.close()
+    return _ManyStreams(receiver)
+
+
+@attrs.define
+class _OneStream:
+    _stream: EngineStream
+
+    async def receive(self) -> Batch:
+        return tuple((0, event) for event in await self._stream.receive())
+
+
+@attrs.define
+class _ManyStreams:
+    _receiver: "trio.MemoryReceiveChannel[Batch | Exception]"
+
+    async def receive(self) -> Batch:
+        items = [await self._receiver.receive()]
+        try:
+            while True:
+                items.append(self._receiver.receive_nowait())
+        except (trio.WouldBlock, trio.EndOfChannel):
+            pass
+        return tuple(pair for item in items for pair in _batch_or_raise(item))
+
+
+def _batch_or_raise(item: Batch | Exception) -> Batch:
+    if isinstance(item, Exception):
+        raise item
+    return item
+
+
+async def _feed(prompt: int, stream: EngineStream, sender: "trio.MemorySendChannel[Batch | Exception]") -> None:
+    with sender:
+        try:
+            ended = False
+            while not ended:
+                events = await stream.receive()
+                ended = isinstance(events[-1], RequestEnded)
+                await sender.send(tuple((prompt, event) for event in events))
+        except Exception as error:  # noqa: BLE001 - raised again by the receiver, which can still tell the client
+            await sender.send(error)

@@ -1,0 +1,183 @@
+"""A scriptable engine behind the HTTP layer's Protocol: tests decide every verdict and every event."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.transport.http.engine_port import EngineLost
+
+FIRST_REQUEST = 0x1234_0000_0000
+READY = EngineStatus(
+    phase=EnginePhase.READY,
+    generation=1,
+    supervisor_pid=1,
+    detail="ready",
+    limits=EngineLimits(context_tokens=2048, vocabulary_size=100),
+)
+
+
+def text_delta(
+    text: str,
+    *,
+    choice: int = 0,
+    token_ids: tuple[int, ...] = (7,),
+    finish_reason: FinishReason = FinishReason.RUNNING,
+    matched_stop: str | int | None = None,
+) -> ChoiceDelta:
+    return ChoiceDelta(choice=choice, text=text, token_ids=token_ids, finish_reason=finish_reason, matched_stop=matched_stop)
+
+
+def ended(
+    *, prompt_tokens: int = 3, completion_tokens: int = 2, cached_tokens: int = 1, error: str | None = None
+) -> RequestEnded:
+    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=cached_tokens)
+    return RequestEnded(usage=usage, error=error)
+
+
+@attrs.define(eq=False)
+class FakeStream:
+    """One open request; `aborts` has one entry when it was left before its end."""
+
+    request: RequestId
+    prompt: Prompt
+    params: SamplingParams
+    aborts: list[AbortReason] = attrs.field(init=False, factory=list)
+    closes: int = attrs.field(init=False, default=0)
+    is_over: bool = attrs.field(init=False, default=False)
+    _verdict: Accepted | Rejected | Exception | None = attrs.field(init=False, default=None)
+    _events: deque[StreamEvent | Exception] = attrs.field(init=False, factory=deque)
+    _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def accept(self, prompt_tokens: int = 3) -> None:
+        self._decide(Accepted(request=self.request, prompt_tokens=prompt_tokens))
+
+    def reject(self, reason: RejectReason, message: str = "no", param: str | None = None) -> None:
+        self.is_over = True
+        self._decide(Rejected(request=self.request, reason=reason, message=message, param=param))
+
+    def lose(self) -> None:
+        """The engine dies."""
+        self._verdict = self._verdict or EngineLost()
+        self.emit_error(EngineLost())
+
+    def emit(self, *events: StreamEvent) -> None:
+        self._events.extend(events)
+        self._wake()
+
+    def emit_error(self, error: Exception) -> None:
+        self._events.append(error)
+        self._wake()
+
+    async def verdict(self) -> Accepted | Rejected:
+        while self._verdict is None:
+            await self._changed.wait()
+        await trio.lowlevel.checkpoint()
+        if isinstance(self._verdict, Exception):
+            raise self._verdict
+        return self._verdict
+
+    async def receive(self) -> tuple[StreamEvent, ...]:
+        while not self._events:
+            await self._changed.wait()
+        await trio.lowlevel.checkpoint()
+        taken: list[StreamEvent] = []
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, Exception):
+                if not taken:
+                    raise event
+                self._events.appendleft(event)
+                break
+            taken.append(event)
+            self.is_over = isinstance(event, RequestEnded)
+        return tuple(taken)
+
+    def close(self, reason: AbortReason) -> None:
+        self.closes += 1
+        self.closed.set()
+        if not self.is_over:
+            self.is_over = True
+            self.aborts.append(reason)
+
+    def _decide(self, verdict: Accepted | Rejected) -> None:
+        self._verdict = verdict
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+Script = Callable[[FakeStream], None]
+
+
+@attrs.define(eq=False)
+class FakeEngine:
+    """Every opened stream is kept in `streams`; `script` is run on each as it is opened."""
+
+    script: Script | None = None
+    current: EngineStatus = READY
+    full: bool = False
+    reported: EngineState | EngineLost = attrs.field(factory=lambda: EngineState(query=1, reports=(), silent=()))
+    streams: list[FakeStream] = attrs.field(init=False, factory=list)
+    _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    @property
+    def aborts(self) -> list[AbortReason]:
+        return [reason for stream in self.streams for reason in stream.aborts]
+
+    def status(self) -> EngineStatus:
+        return self.current
+
+    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> FakeStream | Rejected:
+        request = RequestId(FIRST_REQUEST + len(self.streams))
+        if self.full:
+            return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message="64 requests are open already")
+        stream = FakeStream(request, prompt, params)
+        owner.callback(stream.close, AbortReason.CLIENT_GONE)
+        self.streams.append(stream)
+        if self.script is not None:
+            self.script(stream)
+        self._opened.set()
+        self._opened = trio.Event()
+        return stream
+
+    async def state(self) -> EngineState:
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.reported, EngineLost):
+            raise self.reported
+        return self.reported
+
+    async def wait_opened(self, count: int = 1) -> FakeStream:
+        """The `count`-th stream, as soon as it is open."""
+        while len(self.streams) < count:
+            await self._opened.wait()
+        return self.streams[count - 1]
+
+
+def answering(*events: StreamEvent) -> Script:
+    """Accepts each request and emits `events`."""
+
+    def script(stream: FakeStream) -> None:
+        stream.accept()
+        stream.emit(*events)
+
+    return script
+
+
+def accepting(stream: FakeStream) -> None:
+    """Accepts a request and says nothing more."""
+    stream.accept()
