@@ -39,23 +39,7 @@ _BLOCK_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "ffn_down.weight": "mlp.down_proj.weight",
     }
 )
-_TOKENIZER_KEYS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "model": "tokenizer.ggml.model",
-        "pre": "tokenizer.ggml.pre",
-        "tokens": "tokenizer.ggml.tokens",
-        "token_types": "tokenizer.ggml.token_type",
-        "scores": "tokenizer.ggml.scores",
-        "merges": "tokenizer.ggml.merges",
-        "chat_template": "tokenizer.chat_template",
-        "bos_token_id": "tokenizer.ggml.bos_token_id",
-        "eos_token_id": "tokenizer.ggml.eos_token_id",
-        "unk_token_id": "tokenizer.ggml.unknown_token_id",
-        "pad_token_id": "tokenizer.ggml.padding_token_id",
-        "add_bos_token": "tokenizer.ggml.add_bos_token",
-        "add_space_prefix": "tokenizer.ggml.add_space_prefix",
-    }
-)
+_TOKENIZER_PREFIX: Final = "tokenizer."
 
 
 class GgufError(DeviceError):
@@ -112,10 +96,9 @@ class GgufModel:
         }
 
     def tokenizer_metadata(self) -> dict[str, Any]:
-        """Model ("gpt2", "llama"), pre, tokens, token_types, scores, merges, chat_template, bos_token_id, eos_token_id,
-        unk_token_id, pad_token_id, add_bos_token, add_space_prefix; None for what the file does not say.
-        """
-        return {name: self._metadata(key) for name, key in _TOKENIZER_KEYS.items()}
+        """Every key of the file that starts with "tokenizer.", with plain Python values."""
+        fields = self._reader.fields
+        return {name: field.contents() for name, field in fields.items() if name.startswith(_TOKENIZER_PREFIX)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor by its Hugging Face name, in the order of `tensors`."""
