@@ -22,7 +22,10 @@ class SchedulingPolicy:
     max_queued_requests: int
     """Requests of which a choice waits; the next one is refused."""
     max_unacknowledged_steps: int
-    """TokensEmitted that a text worker may leave unacknowledged before its choices are no longer planned."""
+    """TokensEmitted that a text worker may leave unacknowledged before its choices are no longer planned.
+
+    Steps in flight by then add theirs, so a worker is owed at most `max_steps_in_flight - 1` more.
+    """
     max_steps_in_flight: int
     """Steps sent to the runtime and not yet answered, 1 or 2."""
 
