@@ -1,7 +1,7 @@
 """The application under test, driven in process: one call of the ASGI application for each exchange."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import attrs
@@ -73,6 +73,8 @@ class Call:
 
     app: QuartTrio
     stall_at: int | None = None
+    in_final_send: Callable[[], Awaitable[None]] | None = None
+    """What the server does inside of the send that completes the response."""
     exchange: Exchange = attrs.field(factory=Exchange)
     gone: trio.Event = attrs.field(factory=trio.Event)
     stalled: trio.Event = attrs.field(factory=trio.Event)
@@ -119,6 +121,8 @@ class Call:
         else:
             if message["body"]:
                 self.exchange.sends.append(message["body"])
+            if not message["more_body"] and self.in_final_send is not None:
+                await self.in_final_send()
             self.exchange.is_complete = not message["more_body"]
         await trio.lowlevel.checkpoint()
 

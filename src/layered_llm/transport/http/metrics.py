@@ -21,7 +21,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 PREFIX: Final = "layered_llm_"
 
-_BUCKET_BOUND: Final = re.compile(r'le="([^"]+)"')
+_BUCKET_BOUND: Final = re.compile(r'\ble="([^"]+)"')
 _HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count")
 
 
@@ -127,10 +127,11 @@ def _family(name: str) -> _Family:
 def _place(sample: str) -> tuple[str, str, float]:
     """Sorts the buckets of one label set by their bound, in front of its sum and count."""
     name, _, labels = sample.partition("{")
+    others = _BUCKET_BOUND.sub("", labels).strip(",}")
     bound = _BUCKET_BOUND.search(labels)
     if bound is None:
-        return (_BUCKET_BOUND.sub("", labels), name, math.inf)
-    return (_BUCKET_BOUND.sub("", labels), "", math.inf if bound[1] == "+Inf" else float(bound[1]))
+        return (others, name, math.inf)
+    return (others, "", math.inf if bound[1] == "+Inf" else float(bound[1]))
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,155 @@
+import attrs
+import pytest
+
+from layered_llm.domain.messages.supervision import EnginePhase, EngineState, Role, StateReport
+from layered_llm.transport.http.engine_port import EngineLost
+from support.http_client import application, get
+from support.http_engine import READY, FakeEngine
+
+PAGES = {"pages_total": 64, "pages_free": 60, "pages_cached": 4, "pages_used": 0}
+
+
+def report(role: Role, index: int = 0, **fields: object) -> StateReport:
+    given = {"open_requests": 0, "maps": (("streams", 0),), **fields}
+    return StateReport(query=1, role=role, index=index, pid=100 + index, **given)  # type: ignore[arg-type] # built by tests
+
+
+def scheduler(running: int = 0, waiting: int = 0, **gauges: int) -> StateReport:
+    return report(Role.SCHEDULER, gauges=tuple({"running": running, "waiting": waiting, **PAGES, **gauges}.items()))
+
+
+def state(*reports: StateReport, silent: tuple[str, ...] = ()) -> EngineState:
+    return EngineState(query=1, reports=reports, silent=silent)
+
+
+IDLE = (report(Role.API), report(Role.API, 1), report(Role.TEXT), scheduler(), report(Role.RUNTIME))
+
+
+async def debugged(reported: EngineState) -> dict[str, object]:
+    body = (await get(application(FakeEngine(reported=reported)), "/debug/state")).json()
+    assert isinstance(body, dict)
+    return body
+
+
+async def test_debug_state_has_one_object_for_each_process() -> None:
+    body = await debugged(state(*reversed(IDLE)))
+
+    assert body["api"] == [
+        {"index": 0, "pid": 100, "open_requests": 0, "maps": {"streams": 0}},
+        {"index": 1, "pid": 101, "open_requests": 0, "maps": {"streams": 0}},
+    ]
+    assert body["scheduler"] == {
+        "index": 0,
+        "pid": 100,
+        "open_requests": 0,
+        "maps": {"streams": 0},
+        "running": 0,
+        "waiting": 0,
+        **PAGES,
+    }
+    assert (body["violations"], body["quiescent"]) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        state(*IDLE, silent=("text 1",)),
+        state(*IDLE[:3], IDLE[4]),
+        state(*IDLE, report(Role.TEXT, 1, open_requests=1)),
+        state(*IDLE, report(Role.TEXT, 1, maps=(("a", 0), ("b", 2)))),
+        state(*IDLE, report(Role.TEXT, 1, violations=("page 3 is free twice",))),
+        state(*IDLE[:3], scheduler(running=1)),
+        state(*IDLE[:3], scheduler(waiting=1)),
+        state(*IDLE[:3], scheduler(pages_free=59)),
+        state(*IDLE[:3], report(Role.SCHEDULER)),
+        state(),
+    ],
+)
+async def test_anything_left_anywhere_is_not_quiescent(changed: EngineState) -> None:
+    assert (await debugged(changed))["quiescent"] is False
+
+
+async def test_violations_are_named_with_their_process() -> None:
+    body = await debugged(state(*IDLE, report(Role.TEXT, 1, violations=("bad",))))
+
+    assert body["violations"] == ["text 1: bad"]
+
+
+async def test_debug_state_of_a_lost_engine_is_a_503() -> None:
+    exchange = await get(application(FakeEngine(reported=EngineLost())), "/debug/state")
+
+    assert exchange.status == 503
+
+
+async def metrics_lines(reported: EngineState | EngineLost) -> list[str]:
+    exchange = await get(application(FakeEngine(reported=reported)), "/metrics")
+
+    assert exchange.status == 200
+    assert exchange.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert exchange.body.endswith(b"\n")
+    return exchange.body.decode().splitlines()
+
+
+async def test_the_schedulers_gauges_are_told() -> None:
+    lines = await metrics_lines(state(scheduler(running=3, waiting=2, pages_used=7)))
+
+    assert "layered_llm_engine_ready 1" in lines
+    assert "layered_llm_requests_running 3" in lines
+    assert "layered_llm_requests_waiting 2" in lines
+    assert "layered_llm_kv_pages_used 7" in lines
+    assert "layered_llm_kv_pages_total 64" in lines
+    assert "# TYPE layered_llm_kv_pages_used gauge" in lines
+
+
+async def test_counters_are_summed_over_processes() -> None:
+    samples = (("layered_llm_aborts_emitted_total", 2.0),)
+
+    lines = await metrics_lines(state(report(Role.API, samples=samples), report(Role.API, 1, samples=samples)))
+
+    assert "layered_llm_aborts_emitted_total 4" in lines
+    assert "# TYPE layered_llm_aborts_emitted_total counter" in lines
+
+
+async def test_a_histogram_is_one_family_with_its_buckets_in_order() -> None:
+    name = "layered_llm_time_to_first_token_seconds"
+    samples = (
+        (f"{name}_sum", 1.5),
+        (f'{name}_bucket{{le="+Inf"}}', 3.0),
+        (f'{name}_bucket{{le="10"}}', 2.0),
+        (f'{name}_bucket{{le="2.5"}}', 1.0),
+        (f"{name}_count", 3.0),
+    )
+
+    lines = await metrics_lines(state(report(Role.API, samples=samples), report(Role.API, 1, samples=samples)))
+
+    at = lines.index(f"# TYPE {name} histogram")
+    assert lines[at - 1].startswith(f"# HELP {name} ")
+    assert lines[at + 1 : at + 6] == [
+        f'{name}_bucket{{le="2.5"}} 2',
+        f'{name}_bucket{{le="10"}} 4',
+        f'{name}_bucket{{le="+Inf"}} 6',
+        f"{name}_count 6",
+        f"{name}_sum 3",
+    ]
+
+
+async def test_each_family_is_introduced_once_however_many_labels_it_has() -> None:
+    name = "layered_llm_requests_finished_total"
+    samples = tuple((f'{name}{{finished_reason="{reason}"}}', 1.0) for reason in ("stop", "length"))
+
+    lines = await metrics_lines(state(report(Role.API, samples=(*samples, ("layered_llm_new_things_total", 1.0)))))
+
+    assert len([line for line in lines if line.startswith(f"# TYPE {name} ")]) == 1
+    assert "# TYPE layered_llm_new_things_total counter" in lines
+    assert len({line for line in lines if line.startswith("# TYPE")}) == len(
+        [line for line in lines if line.startswith("# TYPE")]
+    )
+
+
+async def test_metrics_of_a_lost_engine_say_that_it_is_not_ready() -> None:
+    engine = FakeEngine(current=attrs.evolve(READY, phase=EnginePhase.FAILED, detail="gone"), reported=EngineLost())
+
+    exchange = await get(application(engine), "/metrics")
+
+    assert exchange.status == 200
+    assert "layered_llm_engine_ready 0" in exchange.body.decode().splitlines()
