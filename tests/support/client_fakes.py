@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -73,9 +73,11 @@ async def http_server(handler: Handler) -> AsyncIterator[str]:
     """A server on a loopback port, one `handler(request, stream)` per request; gives its URL."""
 
     async def serve(stream: trio.SocketStream) -> None:
-        async with stream:
-            while request := await _read_request(stream):
-                await handler(request, stream)
+        # A client may leave while we are sending to it.
+        with suppress(trio.BrokenResourceError):
+            async with stream:
+                while request := await _read_request(stream):
+                    await handler(request, stream)
 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))

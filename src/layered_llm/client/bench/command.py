@@ -127,7 +127,7 @@ async def _warm_up(prompts: Iterator[Prompt], sender: Sender) -> None:
     for index, prompt in enumerate(prompts):
         record = await sender.send(PlannedRequest(index=index, due_s=trio.current_time(), prompt=prompt), tally)
         if record.failure is not None:
-            raise BenchError(f"the warm-up request failed: {record.failure.message}")
+            raise BenchError(f"the warm-up request failed: {record.failure.kind}: {record.failure.message}")
 
 
 def _client(settings: BenchSettings) -> AsyncChatClient:

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from layered_llm.client.bench.records import RunRecord
+from layered_llm.client.bench.records import RequestRecord, RunRecord
 
 
 def save_plot(title: str, run: RunRecord, path: Path) -> None:
@@ -25,10 +25,10 @@ def save_plot(title: str, run: RunRecord, path: Path) -> None:
     _draw_shares(gaps, "gap between chunks", (gap for record in completed for gap in record.gaps_s))
     _draw_timeline(timeline, run)
     for axes in (latencies, gaps):
-        axes.set(xlabel="milliseconds", ylabel="share of samples", ylim=(0, 1.01))
+        axes.set(xlabel="milliseconds", ylabel="share of samples", xlim=(0, None), ylim=(0, 1.01))
         axes.grid(alpha=0.3)
+    for axes in (latencies, gaps, timeline):
         if axes.has_data():
-            axes.set_xlim(left=0)
             axes.legend()
     figure.suptitle(title)
     figure.savefig(path)
@@ -41,14 +41,25 @@ def _draw_shares(axes: Axes, label: str, sample_s: Iterable[float | None]) -> No
 
 
 def _draw_timeline(axes: Axes, run: RunRecord) -> None:
-    """One bar per request: waiting for its first token, then receiving; failed ones in red."""
+    """One bar per request: waiting for its first token, then receiving."""
     origin_s = min((record.due_s for record in run.requests), default=0.0)
-    for record in run.requests:
-        start_s, end_s = record.due_s - origin_s, record.ended_s - origin_s
-        if record.failure is not None:
-            axes.hlines(record.index, start_s, end_s, color="tab:red")
-            continue
-        first_s = start_s + (record.first_token_s if record.first_token_s is not None else record.end_to_end_s)
-        axes.hlines(record.index, start_s, first_s, color="tab:orange")
-        axes.hlines(record.index, first_s, end_s, color="tab:blue")
-    axes.set(xlabel="seconds", ylabel="request", title="waiting (orange), receiving (blue), failed (red)")
+    completed = [record for record in run.requests if record.failure is None]
+    failed = [record for record in run.requests if record.failure is not None]
+    _draw_bars(
+        axes, "waiting", "tab:orange", [(record.index, record.due_s, _first_s(record)) for record in completed], origin_s
+    )
+    _draw_bars(
+        axes, "receiving", "tab:blue", [(record.index, _first_s(record), record.ended_s) for record in completed], origin_s
+    )
+    _draw_bars(axes, "failed", "tab:red", [(record.index, record.due_s, record.ended_s) for record in failed], origin_s)
+    axes.set(xlabel="seconds", ylabel="request")
+
+
+def _draw_bars(axes: Axes, label: str, color: str, bars: list[tuple[int, float, float]], origin_s: float) -> None:
+    if bars:
+        rows, starts_s, ends_s = zip(*bars, strict=True)
+        axes.hlines(rows, [at - origin_s for at in starts_s], [at - origin_s for at in ends_s], color=color, label=label)
+
+
+def _first_s(record: RequestRecord) -> float:
+    return record.chunk_times_s[0] if record.chunk_times_s else record.ended_s

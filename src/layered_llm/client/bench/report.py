@@ -41,6 +41,7 @@ def report_json(settings: Mapping[str, Any], run: RunRecord, summary: Summary) -
 def _overview(title: str, summary: Summary) -> str:
     tokens = summary.tokens
     counts = f"{summary.completed} completed, {summary.failed} failed, {summary.aborted} aborted"
+    cached = "" if tokens.cached is None else f", {tokens.cached} of these cached"
     rows = [
         ("requests", f"{counts}; at most {summary.peak_open} at once"),
         ("duration", f"{summary.duration_s:.2f} s" + (", interrupted" if summary.interrupted else "")),
@@ -50,7 +51,7 @@ def _overview(title: str, summary: Summary) -> str:
         rows += [
             ("", f"{summary.output_tokens_per_s:.1f} output tokens/s"),
             ("", f"{summary.prompt_tokens_per_s:.1f} prompt tokens/s"),
-            ("tokens", f"{tokens.output} output, {tokens.prompt} prompt, {tokens.cached} of these cached"),
+            ("tokens", f"{tokens.output} output, {tokens.prompt} prompt{cached}"),
         ]
     if tokens.requests < summary.completed:
         rows.append(("", f"the server sent no token counts for {summary.completed - tokens.requests} requests"))

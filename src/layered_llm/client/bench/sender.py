@@ -28,7 +28,6 @@ from layered_llm.client.errors import (
 )
 from layered_llm.client.http import AsyncChunkStream
 
-
 _FAILURE_KINDS: Final = (
     (ConnectFailed, "no connection"),
     (FirstTokenTimeout, "first token timeout"),
@@ -70,7 +69,7 @@ class StreamSender:
                         chunk_times_s.append(trio.current_time())
                         tally.chunk_arrived()
         except ClientError as error:
-            failure = Failure(kind=failure_kind(error), message=str(error))
+            failure = failure_of(error)
         return RequestRecord(
             index=request.index,
             due_s=request.due_s,
@@ -94,8 +93,9 @@ class StreamSender:
                 raise ValueError("a conversation needs the chat endpoint")
 
 
-def failure_kind(error: ClientError) -> str:
-    """A short name under which failures are counted."""
+def failure_of(error: ClientError) -> Failure:
+    """What is counted for `error`, and what it said."""
     if isinstance(error, ApiStatusError):
-        return f"HTTP {error.status}"
-    return next((kind for cls, kind in _FAILURE_KINDS if isinstance(error, cls)), type(error).__name__)
+        return Failure(kind=f"HTTP {error.status}", message=error.error.message)
+    kind = next((kind for cls, kind in _FAILURE_KINDS if isinstance(error, cls)), type(error).__name__)
+    return Failure(kind=kind, message=str(error))

@@ -32,7 +32,8 @@ class TokenCounts:
 
     requests: int
     prompt: int
-    cached: int
+    cached: int | None
+    """Prompt tokens out of a prefix cache; None when the server does not say."""
     output: int
 
 
@@ -118,10 +119,11 @@ def summarize(run: RunRecord) -> Summary:
 
 def count_tokens(records: Iterable[RequestRecord]) -> TokenCounts:
     usages = [record.usage for record in records if record.usage is not None]
+    cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
     return TokenCounts(
         requests=len(usages),
         prompt=sum(usage.prompt_tokens for usage in usages),
-        cached=sum(usage.cached_tokens or 0 for usage in usages),
+        cached=sum(cached) if cached else None,
         output=sum(usage.completion_tokens for usage in usages),
     )
 
