@@ -1,0 +1,275 @@
+"""The text core: requests in, admissions out; tokens in, text out. Synchronous, and the only writer of its state.
+
+Must not know: sockets, threads, clocks, pages, how a preparation is run.
+
+Invariants (recomputed by `check`): a request stands in one map at most; the API is told one verdict of it and, after Accepted,
+one end of each choice and then one end of the request; a request that was admitted is forgotten when the scheduler has finished
+each of its choices, any other at once; nothing is told about a request whose API left it.
+"""
+
+from typing import assert_never
+
+from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import ApiId, RequestId, api_of
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit, TextToApi
+from layered_llm.domain.messages.text_scheduler import (
+    AbortRequest,
+    Queued,
+    Refused,
+    RequestsFinished,
+    SchedulerToText,
+    StepsTaken,
+    StopChoice,
+    TextToScheduler,
+    TokensEmitted,
+)
+from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.choice_text import start_choices
+from layered_llm.text.emission import Outgoing, TextTables
+from layered_llm.text.open_request import OpenChoice, OpenRequest
+from layered_llm.text.preparation import Preparation, Prepared
+from layered_llm.text.refusals import FAILED, FELL_BEHIND, fell_behind, refusal_sentence
+from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
+
+__all__ = ["Outgoing", "Preparation", "Prepared", "TextCore"]
+
+
+class TextCore:
+    """Everything that a text worker decides. The shell moves messages and runs preparations."""
+
+    def __init__(self, *, text_files: TextFiles, limits: EngineLimits) -> None:
+        self._text_files = text_files
+        self._limits = limits
+        self._preparing: set[RequestId] = set()
+        self._admitted: dict[RequestId, OpenRequest] = {}
+        self._dead_apis: set[ApiId] = set()
+        self._counters = Counters()
+
+    def submit(self, message: Submit) -> Preparation:
+        """Registers the request, so that an abort finds it, and returns the work to do before `prepared`.
+
+        Raises InvariantViolated for an id that is open.
+        """
+        if message.request in self._preparing or message.request in self._admitted:
+            raise InvariantViolated(f"request {message.request} is submitted while it is open")
+        self._counters.requests_submitted += 1
+        if api_of(message.request) in self._dead_apis:
+            self._counters.requests_dropped += 1
+        else:
+            self._preparing.add(message.request)
+        return Preparation(message=message, text_files=self._text_files, limits=self._limits)
+
+    def prepared(self, request: RequestId, outcome: Prepared | Rejected) -> Outgoing:
+        """Takes what the preparation of `request` returned; its result is dropped when the request was left meanwhile."""
+        if request not in self._preparing:
+            return Outgoing()
+        self._preparing.remove(request)
+        match outcome:
+            case Rejected():
+                return self._reject(outcome)
+            case Prepared(admit=admit):
+                self._admitted[request] = OpenRequest(
+                    request=request,
+                    prompt_tokens=len(unpack_i32(admit.prompt_ids)),
+                    choices=[OpenChoice(text) for text in start_choices(outcome, self._text_files.tokenizer)],
+                )
+                return Outgoing(to_scheduler=(admit,))
+            case _:
+                assert_never(outcome)
+
+    def abort(self, message: Abort) -> Outgoing:
+        """The API left the request: it hears nothing more of it. A request that is not open any more is only counted."""
+        if message.request in self._preparing:
+            self._drop(message.request)
+            self._counters.aborts_handled += 1
+            return Outgoing()
+        request = self._admitted.get(message.request)
+        if request is None or request.is_silent or request.has_ended:
+            self._counters.aborts_late += 1
+            return Outgoing()
+        request.is_silent = True
+        self._counters.aborts_forwarded += 1
+        return Outgoing(to_scheduler=(AbortRequest(request=message.request, reason=message.reason),))
+
+    def api_gone(self, api: ApiId, reason: AbortReason) -> Outgoing:
+        """Ends all requests of an API process.
+
+        With PEER_DIED nothing is told to it, and what it may have submitted before and arrives later is dropped. With any other
+        reason `to_api` holds the verdict or the end of each request, for when it takes messages again.
+        """
+        if reason is AbortReason.PEER_DIED:
+            self._dead_apis.add(api)
+        verdicts: list[TextToApi] = []
+        for request_id in sorted(request for request in self._preparing if api_of(request) == api):
+            self._drop(request_id)
+            verdicts.append(fell_behind(request_id))
+        orders: list[TextToScheduler] = []
+        tables = TextTables()
+        for request in self._open_requests_of(api):
+            orders.append(AbortRequest(request=request.request, reason=reason))
+            self._counters.aborts_own += 1
+            if request.is_queued:
+                self._end_all(request, tables)
+            else:
+                verdicts.append(fell_behind(request.request))
+            request.is_silent = True
+        if reason is AbortReason.PEER_DIED:
+            return Outgoing(to_scheduler=tuple(orders))
+        return Outgoing(to_scheduler=tuple(orders), to_api=(*((api, verdict) for verdict in verdicts), *tables.messages()))
+
+    def from_scheduler(self, message: SchedulerToText) -> Outgoing:
+        """Raises InvariantViolated for what does not fit what came before: then our own scheduler or we are wrong."""
+        match message:
+            case Queued():
+                return self._queued(message)
+            case Refused():
+                return self._refused(message)
+            case TokensEmitted():
+                return self._tokens(message)
+            case RequestsFinished():
+                return self._finished(message)
+            case _:
+                assert_never(message)
+
+    def statistics(self) -> TextStatistics:
+        return summarize(self._counters, preparing=len(self._preparing), admitted=len(self._admitted))
+
+    def check(self) -> tuple[str, ...]:
+        """What is broken, one sentence each; empty is right."""
+        counters = self._counters
+        broken = [f"request {request} is both prepared and admitted" for request in self._preparing & self._admitted.keys()]
+        for request in self._admitted.values():
+            if request.is_confirmed:
+                broken.append(f"request {request.request} is kept although the scheduler finished it")
+            if any(choice.is_confirmed and not choice.has_ended for choice in request.choices) and not request.is_silent:
+                broken.append(f"request {request.request} has a choice whose end was not told")
+        gone = sum(counters.rejected.values()) + counters.requests_dropped + counters.requests_confirmed
+        if counters.requests_submitted != len(self._preparing) + len(self._admitted) + gone:
+            broken.append(
+                f"{counters.requests_submitted} requests were submitted, {gone} of them are gone, the rest is not open"
+            )
+        return tuple(broken)
+
+    def _drop(self, request: RequestId) -> None:
+        self._preparing.remove(request)
+        self._counters.requests_dropped += 1
+
+    def _reject(self, verdict: Rejected) -> Outgoing:
+        self._counters.rejected[verdict.reason] += 1
+        return Outgoing(to_api=((api_of(verdict.request), verdict),))
+
+    def _open_requests_of(self, api: ApiId) -> list[OpenRequest]:
+        """Those that the API still expects something of."""
+        return [
+            request
+            for request in self._admitted.values()
+            if api_of(request.request) == api and not request.is_silent and not request.has_ended
+        ]
+
+    def _queued(self, message: Queued) -> Outgoing:
+        request = self._unanswered(message.request)
+        request.is_queued = True
+        if request.is_silent:
+            return Outgoing()
+        self._counters.requests_accepted += 1
+        self._counters.prompt_tokens += request.prompt_tokens
+        accepted = Accepted(request=message.request, prompt_tokens=request.prompt_tokens)
+        return Outgoing(to_api=((api_of(message.request), accepted),))
+
+    def _refused(self, message: Refused) -> Outgoing:
+        request = self._unanswered(message.request)
+        del self._admitted[message.request]
+        told = self._reject(Rejected(request=message.request, reason=message.reason, message=refusal_sentence(message)))
+        return Outgoing() if request.is_silent else told
+
+    def _unanswered(self, request_id: RequestId) -> OpenRequest:
+        request = self._known(request_id)
+        if request.is_queued:
+            raise InvariantViolated(f"request {request_id} is answered twice")
+        return request
+
+    def _known(self, request_id: int) -> OpenRequest:
+        """The scheduler finishes each choice once and says nothing after it, so an unknown request is our own fault."""
+        request = self._admitted.get(RequestId(request_id))
+        if request is None:
+            raise InvariantViolated(f"the scheduler speaks of request {request_id}, which is not open")
+        return request
+
+    def _tokens(self, message: TokensEmitted) -> Outgoing:
+        tables = TextTables()
+        orders: list[TextToScheduler] = []
+        columns = zip(
+            unpack_i64(message.requests),
+            unpack_i32(message.choices),
+            unpack_i32(message.positions),
+            unpack_i32(message.token_ids),
+            unpack_i32(message.cached_tokens),
+            strict=True,
+        )
+        for request_id, index, position, token, cached_tokens in columns:
+            request = self._known(request_id)
+            choice = request.receive(index, position, cached_tokens)
+            if choice.has_ended or request.is_silent:
+                continue
+            tables.token(request.request, index, token, choice.text.push(token))
+            if choice.text.matched_string is not None:
+                orders.append(StopChoice(request=request.request, choice=index, output_tokens=choice.text.tokens))
+                self._end_choice(request, index, tables, FinishReason.STOP, text="")
+                self._end_if_complete(request, tables)
+        self._counters.steps_taken += 1
+        return Outgoing(to_scheduler=(*orders, StepsTaken(step=message.step)), to_api=tables.messages())
+
+    def _finished(self, message: RequestsFinished) -> Outgoing:
+        tables = TextTables()
+        columns = zip(
+            unpack_i64(message.requests),
+            unpack_i32(message.choices),
+            unpack_i8(message.reasons),
+            unpack_i32(message.output_tokens),
+            strict=True,
+        )
+        for request_id, index, code, output_tokens in columns:
+            request, reason = self._known(request_id), FinishReason(code)
+            choice = request.confirm(index, reason, output_tokens)
+            if not choice.has_ended and not request.is_silent:
+                request.error = FAILED if reason is FinishReason.ERROR else request.error
+                self._end_choice(request, index, tables, reason, text=choice.text.finish())
+                self._end_if_complete(request, tables)
+            if request.is_confirmed:
+                del self._admitted[request.request]
+                self._counters.requests_confirmed += 1
+        return Outgoing(to_api=tables.messages())
+
+    def _end_choice(self, request: OpenRequest, index: int, tables: TextTables, reason: FinishReason, *, text: str) -> None:
+        """Tells the end of a choice. A stop string, if complete, has the last word over the scheduler's reason."""
+        choice = request.choices[index]
+        choice.has_ended = True
+        matched: str | int | None = None
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and choice.text.matched_string is not None:
+            reason, matched = FinishReason.STOP, choice.text.matched_string
+            self._counters.stop_strings_matched += 1
+        elif reason is FinishReason.STOP:
+            matched = choice.text.matched_token
+        tables.finish(request.request, index, text=text, reason=reason, matched_stop=matched)
+        self._counters.finished[reason] += 1
+        self._counters.generation_tokens += choice.text.tokens
+
+    def _end_if_complete(self, request: OpenRequest, tables: TextTables) -> None:
+        if request.has_ended:
+            tables.end(
+                request.request,
+                prompt_tokens=request.prompt_tokens,
+                completion_tokens=request.completion_tokens,
+                cached_tokens=request.cached_tokens or 0,
+                error=request.error,
+            )
+
+    def _end_all(self, request: OpenRequest, tables: TextTables) -> None:
+        request.error = FELL_BEHIND
+        for index, choice in enumerate(request.choices):
+            if not choice.has_ended:
+                self._end_choice(request, index, tables, FinishReason.ABORT, text="")
+        self._end_if_complete(request, tables)

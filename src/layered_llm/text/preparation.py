@@ -1,0 +1,182 @@
+"""From what a client asked to what the scheduler admits: template, tokens, every check that needs neither pages nor a queue.
+
+Must not know: which requests are open, queues, pages.
+
+Invariant: `Preparation.run` reads only what never changes, so that it may run in any thread, and be forgotten half-way.
+"""
+
+from array import array
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.columns import pack_i32, rows, unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Rejected, Submit
+from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.chat_template import TemplateFailed
+from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.stop_strings import StopAutomaton
+
+LONG_WORK_CHARS: Final = 4_000
+"""About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
+_MESSAGE_COST_CHARS: Final = 40
+_STOP_CHAR_COST_CHARS: Final = 4
+_IDS_PER_COST_CHAR: Final = 8
+_LONGEST_TEMPLATE_MESSAGE: Final = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class EndTokens:
+    """The token ids at which a request ends."""
+
+    ids: frozenset[int]
+    """eos ids, none under ignore_eos, and the request's stop token ids."""
+    named: frozenset[int]
+    """Those that only the request named: a match with one of them is told to the client."""
+
+
+@attrs.frozen(kw_only=True)
+class Prepared:
+    """A request that may be admitted, and what the text side needs to follow its output."""
+
+    admit: Admit
+    params: SamplingParams
+    stops: StopAutomaton | None
+    end_tokens: EndTokens
+
+
+@attrs.frozen(kw_only=True)
+class Preparation:
+    """The work that a Submit asks for before anything is decided about it."""
+
+    _message: Submit
+    _text_files: TextFiles
+    _limits: EngineLimits
+
+    @property
+    def request(self) -> RequestId:
+        return self._message.request
+
+    @property
+    def is_long(self) -> bool:
+        """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
+        prompt = self._message.prompt
+        work = _STOP_CHAR_COST_CHARS * sum(map(len, self._message.params.stop)) + len(prompt.text or "")
+        work += rows("i", prompt.token_ids or b"") // _IDS_PER_COST_CHAR
+        for message in prompt.chat or ():
+            work += len(message.content or "") + _MESSAGE_COST_CHARS
+        return work > LONG_WORK_CHARS
+
+    def run(self) -> Prepared | Rejected:
+        """Pure, thread-safe, and without any effect if its result is dropped."""
+        prompt_ids = self._prompt_ids()
+        if isinstance(prompt_ids, Rejected):
+            return prompt_ids
+        tokens = unpack_i32(prompt_ids)
+        return self._judge(tokens) or self._prepared(prompt_ids, len(tokens))
+
+    @property
+    def _prompt_param(self) -> str:
+        return "prompt" if self._message.prompt.chat is None else "messages"
+
+    def _prompt_ids(self) -> bytes | Rejected:
+        prompt = self._message.prompt
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        if prompt.text is not None:
+            return self._encode(prompt.text, add_special_tokens=True)
+        if self._text_files.template is None:
+            return self._reject(
+                RejectReason.NO_CHAT_TEMPLATE, "This model has no chat template; use completions, which need none.", "messages"
+            )
+        rendered = self._text_files.template.render(prompt.chat or ())
+        if isinstance(rendered, TemplateFailed):
+            words = _harmless(rendered.message[:_LONGEST_TEMPLATE_MESSAGE])
+            return self._reject(
+                RejectReason.TEMPLATE_ERROR, f"The model's chat template cannot render these messages: {words}", "messages"
+            )
+        return self._encode(rendered, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> bytes | Rejected:
+        tokenizer = self._text_files.tokenizer
+        least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
+        if least_tokens >= self._limits.context_tokens:
+            return self._too_long(f"at least {least_tokens}")
+        try:
+            return pack_i32(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except UnicodeEncodeError as error:
+            surrogate = ord(error.object[error.start])
+            message = f"The text holds U+{surrogate:04X}, half of a surrogate pair, which is no character by itself."
+            return self._reject(RejectReason.INVALID_PARAMETER, message, self._prompt_param)
+
+    def _judge(self, tokens: "array[int]") -> Rejected | None:
+        size = self._limits.vocabulary_size
+        if not tokens:
+            return self._reject(
+                RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", self._prompt_param
+            )
+        for token in (min(tokens), max(tokens)):
+            if not 0 <= token < size:
+                message = f"The prompt holds token id {token}, which is out of the vocabulary of {size} tokens."
+                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, self._prompt_param)
+        if len(tokens) >= self._limits.context_tokens:
+            return self._too_long(str(len(tokens)))
+        for token in self._message.params.stop_token_ids:
+            if token >= size:
+                message = f"stop_token_ids holds {token}, which is out of the vocabulary of {size} tokens."
+                return self._reject(RejectReason.INVALID_PARAMETER, message, "stop_token_ids")
+        return None
+
+    def _prepared(self, prompt_ids: bytes, prompt_tokens: int) -> Prepared:
+        params = self._message.params
+        room = self._limits.context_tokens - prompt_tokens
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        end_tokens = self._end_tokens()
+        admit = Admit(
+            request=self.request,
+            choices=params.n,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            sampling=_token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
+        )
+        return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens)
+
+    def _end_tokens(self) -> EndTokens:
+        """A checkpoint may list eos ids that its logits do not reach; they can never be sampled."""
+        params = self._message.params
+        eos_ids = frozenset(token for token in self._text_files.eos_ids if 0 <= token < self._limits.vocabulary_size)
+        ending = frozenset() if params.ignore_eos else eos_ids
+        return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
+
+    def _too_long(self, prompt_tokens: str) -> Rejected:
+        message = (
+            f"This model's maximum context length is {self._limits.context_tokens} tokens, but the prompt has {prompt_tokens} "
+            "tokens; it must leave room for at least one token of output."
+        )
+        return self._reject(RejectReason.CONTEXT_LENGTH_EXCEEDED, message, self._prompt_param)
+
+    def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
+        return Rejected(request=self.request, reason=reason, message=message, param=param)
+
+
+def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int]) -> TokenSampling:
+    if params.seed is None:
+        raise InvariantViolated("a Submit carries a seed")
+    return TokenSampling(
+        temperature=0.0 if params.is_greedy else params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        min_tokens=min_tokens,
+        end_ids=tuple(sorted(end_ids)),
+    )
+
+
+def _harmless(words: str) -> str:
+    """A template may quote the client's lone surrogates, which no message can carry."""
+    return words.encode(errors="replace").decode()

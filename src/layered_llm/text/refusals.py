@@ -1,0 +1,45 @@
+"""The sentences that tell a caller why the engine behind this process did not take a request, or did not finish it.
+
+Must not know: when a request is refused.
+"""
+
+from typing import Final, assert_never
+
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.text_scheduler import Refused
+from layered_llm.domain.verdicts import RejectReason
+
+FAILED: Final = "The engine failed while it worked on this request."
+FELL_BEHIND: Final = "The server's HTTP process fell behind and its requests were ended; try again."
+
+
+def fell_behind(request: RequestId) -> Rejected:
+    """The verdict on a request whose API process stopped taking messages before there was another one."""
+    return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message=FELL_BEHIND)
+
+
+def refusal_sentence(refused: Refused) -> str:
+    """One sentence with the numbers behind the scheduler's reason."""
+    limit, actual = refused.limit, refused.actual
+    match refused.reason:
+        case RejectReason.NEVER_FITS:
+            return f"The request needs {actual} pages of KV cache, but the whole pool has {limit}; lower max_tokens."
+        case RejectReason.CONTEXT_LENGTH_EXCEEDED:
+            return f"The engine's context length is {limit} tokens, but prompt and max_tokens come to {actual} tokens."
+        case RejectReason.QUEUE_FULL:
+            return f"The engine is busy: {actual} requests wait, and at most {limit} may; try again later."
+        case RejectReason.TOO_MANY_STREAMS:
+            return f"Too many streams are open: {actual}, and at most {limit} may be; try again later."
+        case RejectReason.SHUTTING_DOWN:
+            return "The engine is shutting down and takes no more requests; try again later."
+        case (
+            RejectReason.TEMPLATE_ERROR
+            | RejectReason.NO_CHAT_TEMPLATE
+            | RejectReason.EMPTY_PROMPT
+            | RejectReason.TOKEN_OUT_OF_VOCABULARY
+            | RejectReason.INVALID_PARAMETER
+        ):
+            return f"The scheduler does not take the request: {refused.reason.name}, limit {limit}, actual {actual}."
+        case _:
+            assert_never(refused.reason)

@@ -1,0 +1,192 @@
+from typing import Any
+
+import pytest
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.preparation import LONG_WORK_CHARS, Prepared
+from support.text_core import CoreBench, files
+from support.text_tokenizers import BOS, EOS, byte_level, byte_level_with_bos, llama_style
+
+TOKENIZER = byte_level()
+FILES = files(TOKENIZER)
+EOS_ID = TOKENIZER.id_of(EOS) or 0
+
+
+def run(
+    prompt: Prompt, *, text_files: TextFiles = FILES, context: int = 100, vocabulary: int = 1000, **params: Any
+) -> Prepared | Rejected:
+    bench = CoreBench.of(text_files, EngineLimits(context_tokens=context, vocabulary_size=vocabulary))
+    return bench.begin(prompt, **params).run()
+
+
+def prepared(prompt: Prompt, **options: Any) -> Prepared:
+    outcome = run(prompt, **options)
+    assert isinstance(outcome, Prepared)
+    return outcome
+
+
+def rejected(prompt: Prompt, **options: Any) -> tuple[RejectReason, str | None, str]:
+    outcome = run(prompt, **options)
+    assert isinstance(outcome, Rejected)
+    return outcome.reason, outcome.param, outcome.message
+
+
+def chat(*contents: str | None) -> Prompt:
+    return Prompt.of_chat([ChatMessage(role="user", content=content) for content in contents])
+
+
+def test_a_text_is_encoded_with_special_tokens() -> None:
+    tokenizer = byte_level_with_bos()
+    outcome = prepared(Prompt.of_text("hello"), text_files=files(tokenizer))
+    assert [tokenizer.id_of(BOS), tokenizer.id_of("hello")] == list(unpack_i32(outcome.admit.prompt_ids))
+
+
+def test_a_chat_gets_no_second_bos() -> None:
+    tokenizer = byte_level_with_bos()
+    template = BOS + "{{ messages[0].content }}" + EOS
+    outcome = prepared(chat("hello"), text_files=files(tokenizer, template=template))
+    expected = [tokenizer.id_of(BOS), tokenizer.id_of("hello"), tokenizer.id_of(EOS)]
+    assert expected == list(unpack_i32(outcome.admit.prompt_ids))
+
+
+def test_chat_and_text_of_the_same_content_have_the_same_ids() -> None:
+    assert prepared(Prompt.of_text("user:hello;")).admit.prompt_ids == prepared(chat("hello")).admit.prompt_ids
+
+
+def test_token_ids_pass_as_they_are() -> None:
+    assert [5, 999, 0] == list(unpack_i32(prepared(Prompt.of_token_ids([5, 999, 0])).admit.prompt_ids))
+
+
+@pytest.mark.parametrize("prompt", [Prompt.of_text(""), Prompt.of_token_ids([])])
+def test_an_empty_prompt_is_rejected(prompt: Prompt) -> None:
+    assert (RejectReason.EMPTY_PROMPT, "prompt") == rejected(prompt)[:2]
+
+
+def test_a_chat_that_renders_to_nothing_is_rejected() -> None:
+    assert (RejectReason.EMPTY_PROMPT, "messages") == rejected(chat(), text_files=files(TOKENIZER, template=""))[:2]
+
+
+@pytest.mark.parametrize("token", [-1, 1000, 2**31 - 1, -(2**31)])
+def test_a_token_out_of_vocabulary_is_rejected(token: int) -> None:
+    message = f"The prompt holds token id {token}, which is out of the vocabulary of 1000 tokens."
+    assert (RejectReason.TOKEN_OUT_OF_VOCABULARY, "prompt", message) == rejected(Prompt.of_token_ids([1, token, 2]))
+
+
+def test_a_text_whose_tokens_the_model_lacks_is_rejected() -> None:
+    assert (RejectReason.TOKEN_OUT_OF_VOCABULARY, "messages") == rejected(chat(EOS), vocabulary=EOS_ID)[:2]
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    assert 1 == prepared(Prompt.of_token_ids([1] * 99)).admit.max_tokens
+    message = (
+        "This model's maximum context length is 100 tokens, but the prompt has 100 tokens; "
+        "it must leave room for at least one token of output."
+    )
+    assert (RejectReason.CONTEXT_LENGTH_EXCEEDED, "prompt", message) == rejected(Prompt.of_token_ids([1] * 100))
+
+
+def test_a_chat_that_is_too_long_names_the_messages() -> None:
+    reason, param, message = rejected(chat("x y" * 100))
+    assert (RejectReason.CONTEXT_LENGTH_EXCEEDED, "messages") == (reason, param)
+    assert "is 100 tokens, but the prompt has 306 tokens" in message
+
+
+def test_a_text_far_too_long_is_rejected_before_it_is_encoded() -> None:
+    reason, _, message = rejected(Prompt.of_text("x" * 100_000))
+    assert RejectReason.CONTEXT_LENGTH_EXCEEDED == reason
+    assert "the prompt has at least 9091 tokens" in message
+
+
+def test_a_text_as_long_as_the_longest_tokens_fits() -> None:
+    assert 99 == len(unpack_i32(prepared(Prompt.of_text("<tool call>" * 99)).admit.prompt_ids))
+
+
+@pytest.mark.parametrize("make", [byte_level, llama_style])
+def test_a_lone_surrogate_is_rejected(make: Any) -> None:
+    for prompt, param in ((Prompt.of_text("a\ud800"), "prompt"), (chat("a\udfff"), "messages")):
+        reason, named, message = rejected(prompt, text_files=files(make()))
+        assert (RejectReason.INVALID_PARAMETER, param) == (reason, named)
+        assert "half of a surrogate pair" in message
+
+
+def test_a_template_that_fails_is_rejected_with_its_words() -> None:
+    text_files = files(TOKENIZER, template="{{ raise_exception('Roles must alternate') }}")
+    message = "The model's chat template cannot render these messages: Roles must alternate"
+    assert (RejectReason.TEMPLATE_ERROR, "messages", message) == rejected(chat("a"), text_files=text_files)
+
+
+def test_a_template_may_quote_a_lone_surrogate_and_much_else() -> None:
+    text_files = files(TOKENIZER, template="{{ raise_exception(messages[0].content) }}")
+    message = rejected(chat("\ud800" + "x" * 5000), text_files=text_files)[2]
+    assert "cannot render these messages: ?" + "x" * 999 == message.removeprefix("The model's chat template ")
+
+
+def test_a_chat_without_template_is_rejected_while_a_text_is_not() -> None:
+    text_files = files(TOKENIZER, template=None)
+    assert (RejectReason.NO_CHAT_TEMPLATE, "messages") == rejected(chat("a"), text_files=text_files)[:2]
+    assert 1 == len(unpack_i32(prepared(Prompt.of_text("a"), text_files=text_files).admit.prompt_ids))
+
+
+def test_null_content_is_taken() -> None:
+    assert prepared(Prompt.of_text("user:;")).admit.prompt_ids == prepared(chat(None)).admit.prompt_ids
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(None, 90), (5, 5), (90, 90), (91, 90), (10_000, 90)])
+def test_max_tokens_is_capped_to_the_context(asked: int | None, granted: int) -> None:
+    assert granted == prepared(Prompt.of_token_ids([1] * 10), max_tokens=asked).admit.max_tokens
+
+
+def test_min_tokens_is_capped_too() -> None:
+    assert 90 == prepared(Prompt.of_token_ids([1] * 10), min_tokens=500).admit.sampling.min_tokens
+
+
+def test_end_ids_are_eos_and_stop_token_ids() -> None:
+    prompt = Prompt.of_token_ids([1])
+    text_files = files(TOKENIZER, eos_ids=[9, 3, 5000])
+    assert (3, 9) == prepared(prompt, text_files=text_files).admit.sampling.end_ids
+    assert (3, 4, 9) == prepared(prompt, text_files=text_files, stop_token_ids=(9, 4, 4)).admit.sampling.end_ids
+
+
+def test_ignore_eos_ignores_every_eos() -> None:
+    text_files = files(TOKENIZER, eos_ids=[9, 3])
+    outcome = prepared(Prompt.of_token_ids([1]), text_files=text_files, ignore_eos=True, stop_token_ids=(3,))
+    assert (3,) == outcome.admit.sampling.end_ids
+
+
+def test_a_stop_token_id_out_of_vocabulary_is_rejected() -> None:
+    message = "stop_token_ids holds 1000, which is out of the vocabulary of 1000 tokens."
+    expected = (RejectReason.INVALID_PARAMETER, "stop_token_ids", message)
+    assert expected == rejected(Prompt.of_token_ids([1]), stop_token_ids=(4, 1000))
+
+
+def test_sampling_is_passed_on() -> None:
+    outcome = prepared(Prompt.of_token_ids([1]), temperature=0.7, top_p=0.9, top_k=40, seed=-5, n=3)
+    sampling = outcome.admit.sampling
+    assert (3, 0.7, 0.9, 40, -5) == (outcome.admit.choices, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+def test_greedy_is_temperature_zero(temperature: float) -> None:
+    assert 0.0 == prepared(Prompt.of_token_ids([1]), temperature=temperature).admit.sampling.temperature
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stop", "is_long"),
+    [
+        (Prompt.of_text("x" * LONG_WORK_CHARS), (), False),
+        (Prompt.of_text("x" * (LONG_WORK_CHARS + 1)), (), True),
+        (chat("x" * 100, None, "y" * 100), (), False),
+        (chat("x" * 2000, "y" * 2000), (), True),
+        (chat(*["hi"] * 100), (), True),
+        (Prompt.of_token_ids([1] * 8 * LONG_WORK_CHARS), (), False),
+        (Prompt.of_token_ids([1] * 9 * LONG_WORK_CHARS), (), True),
+        (Prompt.of_text("x"), ("y" * 1024, "z" * 1024), True),
+    ],
+)
+def test_long_work_is_known_beforehand(prompt: Prompt, stop: tuple[str, ...], is_long: bool) -> None:
+    assert is_long == CoreBench.of(FILES).begin(prompt, stop=stop).is_long
