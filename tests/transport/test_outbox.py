@@ -4,6 +4,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -198,3 +199,4 @@ class ReservationMachine(RuleBasedStateMachine):
 
 
 TestReservations = ReservationMachine.TestCase
+TestReservations.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
