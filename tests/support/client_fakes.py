@@ -1,9 +1,11 @@
 """Answers of a fake server: bodies made of pieces with pauses between them, and a real one on a loopback socket."""
 
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -114,3 +116,24 @@ async def send_json(stream: trio.SocketStream, value: object) -> None:
     await send_head(stream, "application/json")
     await send_piece(stream, json.dumps(value).encode())
     await send_piece(stream, b"")
+
+
+@contextmanager
+def http_server_in_thread(handler: Handler) -> Iterator[str]:
+    """`http_server` for a program that runs its own event loop in the main thread."""
+    ready: SimpleQueue[tuple[str, trio.lowlevel.TrioToken, trio.CancelScope]] = SimpleQueue()
+
+    async def serve() -> None:
+        with trio.CancelScope() as scope:
+            async with http_server(handler) as url:
+                ready.put((url, trio.lowlevel.current_trio_token(), scope))
+                await trio.Event().wait()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    url, token, scope = ready.get()
+    try:
+        yield url
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join()

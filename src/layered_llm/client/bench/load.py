@@ -41,7 +41,7 @@ class Progress:
 
 
 class Tally:
-    """What a run has seen so far; its only writer are the tasks of the run."""
+    """What a run has seen so far; only the tasks of the run write it."""
 
     def __init__(self) -> None:
         self._began_s = trio.current_time()
