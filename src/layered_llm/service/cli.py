@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from layered_llm.client.bench import add_bench_arguments, run_bench
 from layered_llm.service.settings import SettingsError, add_arguments, load
 
 EXIT_USAGE: Final = 2
@@ -40,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(serve)
+    bench = commands.add_parser("bench", help="measure a running server, of any OpenAI-compatible kind")
+    add_bench_arguments(bench)
     return parser
 
 
@@ -48,6 +51,10 @@ def main(words: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     parser = build_parser()
     arguments = parser.parse_args(_with_command(given))
+    return run_bench(arguments) if arguments.command == "bench" else _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     try:
         settings = load(arguments)
     except SettingsError as error:
@@ -60,5 +67,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _with_command(words: list[str]) -> list[str]:
     """`serve` may be left out."""
-    is_named = bool(words) and (words[0] in ("serve", "-h", "--help"))
+    is_named = bool(words) and words[0] in ("serve", "bench", "-h", "--help")
     return words if is_named else [_DEFAULT_COMMAND, *words]
