@@ -279,12 +279,14 @@ class MessageContext:
         return self._termination
 
     def _socket(self, kind: int, options: SocketOptions) -> "zmq.Socket[bytes]":
+        if self._termination is not None:
+            raise LinkClosed
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError:
             if self._termination is None:
                 raise
-            raise LinkClosed from None
+            raise LinkClosed from None  # shut down since the look above, by the thread that opened the context
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
         socket.setsockopt(zmq.SNDHWM, options.high_water_mark)
