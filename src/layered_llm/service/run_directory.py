@@ -90,6 +90,12 @@ class RunDirectory:
             return None
         return descriptor
 
+    def clear_sockets(self) -> None:
+        """Removes what a supervisor that was killed left in the way of the next one, which holds the lock."""
+        for path in self.path.iterdir():
+            if path.is_socket():
+                path.unlink()
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

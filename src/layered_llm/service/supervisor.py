@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, assert_never
@@ -33,19 +34,18 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
-from layered_llm.service.children import python_module, run_child
-from layered_llm.service.engine_process import EngineArguments, set_up_logging
+from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.gguf_conversion import convert_gguf
+from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import bind_supervisor_for_apis, bind_supervisor_for_engine
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory
-from layered_llm.service.settings import Settings, cache_directory, child_environment
+from layered_llm.service.settings import Settings, cache_directory
 from layered_llm.service.supervision import (
     HEARTBEAT_INTERVAL_S,
     SILENCE_S,
     Outgoing,
     Supervision,
-    peer_name,
 )
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
@@ -63,20 +63,25 @@ ApiLink = RouterLink[SupervisorToApi, ApiHello | ApiGoodbye | StateQuery | State
 logger = logging.getLogger(__name__)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Supervisor:
     """Moves messages and processes; `Supervision` decides."""
 
     _settings: Settings
-    _directory: RunDirectory
+    _addresses: Callable[[int], LinkAddresses]
+    """Of a generation."""
     _context: MessageContext
     _apis: ApiLink
     _supervision: Supervision
+    _launcher: Launcher
+    _owner_gone: Callable[[], Awaitable[None]]
+    """Returns when the server is to end without goodbyes."""
     _engine: EngineLink | None = None
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _engine_is_over: trio.Event = attrs.field(factory=trio.Event)
 
     async def run(self) -> None:
+        """Lives until the last API process has said goodbye, or the owner is gone."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_apis, nursery)
             nursery.start_soon(self._stop_with_owner)
@@ -89,8 +94,7 @@ class Supervisor:
             nursery.cancel_scope.cancel(reason="the server is over")
 
     async def _stop_with_owner(self) -> None:
-        owner = self._directory.owner
-        await wait_process_exit(owner.pid, start_time=owner.start_time)
+        await self._owner_gone()
         self._stop.set()
 
     async def _expire_queries(self) -> None:
@@ -142,7 +146,7 @@ class Supervisor:
     async def _run_generation(self, checkpoint: Checkpoint) -> None:
         """Runs one set of engine processes until one of them ends, for whatever reason; none outlives the others."""
         generation = self._supervision.next_generation
-        addresses = LinkAddresses.in_directory(self._directory.path, generation=generation)
+        addresses = self._addresses(generation)
         with bind_supervisor_for_engine(self._context, addresses.supervisor) as link:
             self._engine = link
             texts = tuple(addresses.text(index) for index in range(self._settings.num_tokenizers))
@@ -166,12 +170,7 @@ class Supervisor:
     async def _run_process(
         self, role: Role, index: int, generation: int, checkpoint: Checkpoint, ended: trio.MemorySendChannel[str]
     ) -> None:
-        arguments = EngineArguments.command_line(
-            run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.directory
-        )
-        command = python_module(f"layered_llm.service.{role}", *arguments)
-        child_exit = await run_child(peer_name(role, index), command, child_environment())
-        await ended.send(str(child_exit))
+        await ended.send(await self._launcher.run(role, index, generation=generation, checkpoint=checkpoint))
 
     async def _serve_engine(self, link: EngineLink, ended: trio.MemorySendChannel[str]) -> None:
         timing = HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=SILENCE_S)
@@ -217,10 +216,24 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
 
 async def supervise(directory: RunDirectory, settings: Settings) -> None:
     """The supervisor's life."""
-    with open_context() as context:
-        address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
-        with bind_supervisor_for_apis(context, address) as apis:
-            await Supervisor(settings, directory, context, apis, Supervision(pid=os.getpid())).run()
+    owner = directory.owner
+
+    def addresses(generation: int) -> LinkAddresses:
+        return LinkAddresses.in_directory(directory.path, generation=generation)
+
+    with (
+        open_context() as context,
+        bind_supervisor_for_apis(context, addresses(0).supervisor_for_apis) as apis,
+    ):
+        await Supervisor(
+            settings=settings,
+            addresses=addresses,
+            context=context,
+            apis=apis,
+            supervision=Supervision(pid=os.getpid()),
+            launcher=ProcessLauncher(directory),
+            owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
+        ).run()
 
 
 def main() -> None:
@@ -237,6 +250,7 @@ def main() -> None:
     directory = RunDirectory(words.run_directory, Owner(words.owner_pid, words.owner_start_time))
     settings = Settings.from_json(directory.settings_path.read_text())
     set_up_logging(Role.SUPERVISOR, settings)
+    directory.clear_sockets()
     try:
         trio.run(supervise, directory, settings)
     finally:
