@@ -5,8 +5,9 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from layered_llm.client.bench.load import PlannedRequest, Tally
+from layered_llm.client.bench.load import PlannedRequest
 from layered_llm.client.bench.records import Failure, RequestRecord, RunRecord
+from layered_llm.client.bench.tally import Tally
 from layered_llm.client.chunks import Usage
 
 

@@ -2,6 +2,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,42 @@ def test_smoke_over_a_real_socket(flags: list[str], tmp_path: Path, capsys: pyte
     assert 12 == summary["gap_between_chunks_s"]["count"]
     assert "tiny" == json.loads(written)["settings"]["model"]
     assert "secret" not in written
+
+
+def test_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "run.png"
+    with http_server_in_thread(serve) as url:
+        assert 0 == run_bench(parse(url, "--requests", "3", "--plot", str(path)))
+
+    assert path.exists()
+
+
+def test_plot_without_matplotlib_is_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = tmp_path / "run.png"
+    with http_server_in_thread(serve) as url:
+        assert 0 == run_bench(parse(url, "--requests", "3", "--plot", str(path)))
+
+    assert "no plot: it needs matplotlib (pip install 'layered-llm[plot]')\n" == capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_prompts_of_a_file_are_asked(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def note(request: bytes, stream: trio.SocketStream) -> None:
+        asked.append(json.loads(request.partition(b"\r\n\r\n")[2])["messages"][0]["content"])
+        await answer(stream)
+
+    path = tmp_path / "p.txt"
+    path.write_text("a\nb\n")
+    with http_server_in_thread(note) as url:
+        run_bench(parse(url, "--model", "m", "--prompts", str(path), "--requests", "3", "--concurrency", "1"))
+
+    assert ["a", "b", "a", "b"] == asked
 
 
 def test_failures_are_counted_and_set_the_status(capsys: pytest.CaptureFixture[str]) -> None:

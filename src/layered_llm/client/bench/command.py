@@ -23,7 +23,6 @@ from layered_llm.client.bench.load import (
     OpenLoop,
     PlannedRequest,
     Sender,
-    Tally,
     poisson_arrivals,
     run_closed_loop,
     run_open_loop,
@@ -35,6 +34,7 @@ from layered_llm.client.bench.report import report_json, report_text
 from layered_llm.client.bench.sender import Endpoint, StreamSender
 from layered_llm.client.bench.settings import BenchSettings, read_settings
 from layered_llm.client.bench.statistics import Summary, summarize
+from layered_llm.client.bench.tally import Tally
 from layered_llm.client.chat import AsyncChatClient
 from layered_llm.client.errors import ClientError
 

@@ -7,7 +7,7 @@ from typing import Final, TextIO
 
 import trio
 
-from layered_llm.client.bench.load import Progress, Tally
+from layered_llm.client.bench.tally import Progress, Tally
 
 _TERMINAL_INTERVAL_S: Final = 0.25
 _LOG_INTERVAL_S: Final = 10.0

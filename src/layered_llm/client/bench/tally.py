@@ -1,0 +1,64 @@
+"""Counts what a run has seen, while it goes on.
+
+Must not know: how requests are sent, statistics.
+"""
+
+import attrs
+import trio
+
+from layered_llm.client.bench.records import RequestRecord, RunRecord
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """A run at one instant."""
+
+    elapsed_s: float
+    ended: int
+    failed: int
+    open: int
+    chunks: int
+    output_tokens: int
+    """Of requests that have ended: the server's counts come with the last chunk."""
+
+
+class Tally:
+    """What a run has seen so far; only the tasks of the run write it."""
+
+    def __init__(self) -> None:
+        self._began_s = trio.current_time()
+        self._records: list[RequestRecord] = []
+        self._open = 0
+        self._peak_open = 0
+        self._chunks = 0
+
+    def opened(self) -> None:
+        self._open += 1
+        self._peak_open = max(self._peak_open, self._open)
+
+    def chunk_arrived(self) -> None:
+        self._chunks += 1
+
+    def ended(self, record: RequestRecord) -> None:
+        self._open -= 1
+        self._records.append(record)
+
+    def progress(self) -> Progress:
+        return Progress(
+            elapsed_s=trio.current_time() - self._began_s,
+            ended=len(self._records),
+            failed=sum(record.failure is not None for record in self._records),
+            open=self._open,
+            chunks=self._chunks,
+            output_tokens=sum(record.usage.completion_tokens for record in self._records if record.usage is not None),
+        )
+
+    def close(self, *, interrupted: bool) -> RunRecord:
+        """The run is over: what is still open counts as aborted."""
+        return RunRecord(
+            duration_s=trio.current_time() - self._began_s,
+            requests=tuple(self._records),
+            aborted=self._open,
+            peak_open=self._peak_open,
+            interrupted=interrupted,
+        )
