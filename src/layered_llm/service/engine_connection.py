@@ -60,6 +60,10 @@ class EngineConnection:
         """Waits for the supervisor's first word."""
         await self._heard.wait()
 
+    def release(self) -> None:
+        """The goodbye was taken; nothing is left to wait for."""
+        self._released.set()
+
     async def run(self, leave: trio.Event) -> None:
         """Follows the supervisor until it is gone, or until `leave` is set and the goodbye is said."""
         async with trio.open_nursery() as nursery:
@@ -92,7 +96,7 @@ class EngineConnection:
                     case EngineState():
                         self._client.on_state(order)
                     case Stop():
-                        self._released.set()
+                        self.release()
                     case _:
                         assert_never(order)
 

@@ -5,6 +5,7 @@ Must not know: text, HTTP, policy, event loops.
 
 import os
 import time
+from pathlib import Path
 
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import DeviceError
@@ -13,15 +14,16 @@ from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.link_ends import connect_runtime_to_scheduler
 from layered_llm.service.runtime_loop import serve_device
-from layered_llm.transport.zmq_socket import open_context
+from layered_llm.service.settings import Settings
+from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.zmq_socket import MessageContext, open_context
 
 
-def runtime_options(arguments: EngineArguments) -> RuntimeOptions:
+def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
     """The operator's settings as the device's options."""
-    settings = arguments.settings
     return RuntimeOptions(
         device="scripted" if settings.device == "scripted" else "cpu",
-        model_dir=arguments.checkpoint,
+        model_dir=checkpoint,
         dtype=settings.dtype,
         num_pages=settings.num_pages,
         page_size_tokens=settings.page_size,
@@ -43,16 +45,21 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def work(arguments: EngineArguments) -> None:
-    """Loads the model and executes steps until the process is ended."""
-    device = open_device(runtime_options(arguments), now_us=monotonic_us)
-    with open_context() as context, connect_runtime_to_scheduler(context, arguments.addresses.runtime(0)) as link:
+def work_runtime(context: MessageContext, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
+    """Loads the model and executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
+    device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us)
+    with connect_runtime_to_scheduler(context, addresses.runtime(0)) as link:
         serve_device(device, link, pid=os.getpid())
+
+
+def _work(arguments: EngineArguments) -> None:
+    with open_context() as context:
+        work_runtime(context, arguments.addresses, arguments.settings, arguments.checkpoint)
 
 
 def main() -> None:
     """The process's entry."""
-    run_engine_process(Role.RUNTIME, work, expected=(DeviceError,))
+    run_engine_process(Role.RUNTIME, _work, expected=(DeviceError,))
 
 
 if __name__ == "__main__":

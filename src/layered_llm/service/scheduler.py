@@ -19,8 +19,9 @@ from layered_llm.service.link_ends import (
 from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import peer_name
+from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.zmq_socket import open_context
+from layered_llm.transport.zmq_socket import MessageContext, open_context
 
 
 def scheduling_policy(settings: Settings) -> SchedulingPolicy:
@@ -34,28 +35,35 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
     )
 
 
-async def work(arguments: EngineArguments) -> None:
-    """Schedules until told to stop."""
-    addresses = arguments.addresses
+async def work_scheduler(
+    context: MessageContext, runtime_context: MessageContext, addresses: LinkAddresses, settings: Settings
+) -> None:
+    """Schedules until told to stop. Raises RuntimeFailed and StepOverdue.
+
+    The link to the runtime may have a context of its own, so that it can be shut down alone.
+    """
     with (
-        open_context() as context,
         bind_scheduler_for_texts(context, addresses.scheduler) as texts,
-        bind_scheduler_for_runtime(context, addresses.runtime(0)) as runtime,
+        bind_scheduler_for_runtime(runtime_context, addresses.runtime(0)) as runtime,
         connect_engine_to_supervisor(context, addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
     ):
-        links = SchedulerLinks(texts=texts, runtime=runtime, supervisor=supervisor)
         await SchedulerLoop(
             pid=os.getpid(),
-            links=links,
+            links=SchedulerLinks(texts=texts, runtime=runtime, supervisor=supervisor),
             to_runtime=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
-            policy=scheduling_policy(arguments.settings),
+            policy=scheduling_policy(settings),
         ).run()
+
+
+async def _work(arguments: EngineArguments) -> None:
+    with open_context() as context:
+        await work_scheduler(context, context, arguments.addresses, arguments.settings)
 
 
 def main() -> None:
     """The process's entry."""
-    run_engine_process(Role.SCHEDULER, lambda arguments: trio.run(work, arguments), expected=(RuntimeFailed, StepOverdue))
+    run_engine_process(Role.SCHEDULER, lambda arguments: trio.run(_work, arguments), expected=(RuntimeFailed, StepOverdue))
 
 
 if __name__ == "__main__":

@@ -228,3 +228,8 @@ def peer_name(role: Role, index: int) -> str:
 def api_peer_name(api: ApiId) -> str:
     """The name of an API process on every link."""
     return f"{Role.API.value}-{api:x}"
+
+
+def api_of_peer(peer: str) -> ApiId:
+    """The API process behind a name that `api_peer_name` made. Raises ValueError for any other name."""
+    return ApiId(int(peer.removeprefix(f"{Role.API.value}-"), 16))

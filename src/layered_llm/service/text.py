@@ -5,6 +5,7 @@ Must not know: HTTP, tensors, policy.
 
 import os
 from datetime import datetime
+from pathlib import Path
 
 import trio
 
@@ -17,39 +18,42 @@ from layered_llm.service.supervision import peer_name
 from layered_llm.service.text_worker import TextLinks, TextWorker
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
+from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.zmq_socket import open_context
+from layered_llm.transport.zmq_socket import MessageContext, open_context
 
 
-async def work(arguments: EngineArguments) -> None:
-    """Loads the text side of the checkpoint and serves until told to stop."""
-    files = read_text_files(arguments.checkpoint, clock=datetime.now)
-    addresses, index = arguments.addresses, arguments.index
+async def work_text(context: MessageContext, addresses: LinkAddresses, index: int, checkpoint: Path) -> None:
+    """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
+    files = read_text_files(checkpoint, clock=datetime.now)
     name = peer_name(Role.TEXT, index)
 
     def make_core(limits: EngineLimits) -> TextCore:
         return TextCore(text_files=files, limits=limits)
 
     with (
-        open_context() as context,
         bind_text_for_apis(context, addresses.text(index)) as apis,
         connect_text_to_scheduler(context, addresses.scheduler, name) as scheduler,
         connect_engine_to_supervisor(context, addresses.supervisor, name) as supervisor,
     ):
-        links = TextLinks(apis=apis, scheduler=scheduler, supervisor=supervisor)
         worker = TextWorker(
             index=index,
             pid=os.getpid(),
-            links=links,
+            links=TextLinks(apis=apis, scheduler=scheduler, supervisor=supervisor),
             to_scheduler=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
         )
         await worker.run(make_core)
 
 
+async def _work(arguments: EngineArguments) -> None:
+    with open_context() as context:
+        await work_text(context, arguments.addresses, arguments.index, arguments.checkpoint)
+
+
 def main() -> None:
     """The process's entry."""
-    run_engine_process(Role.TEXT, lambda arguments: trio.run(work, arguments), expected=(UnreadableCheckpoint,))
+    run_engine_process(Role.TEXT, lambda arguments: trio.run(_work, arguments), expected=(UnreadableCheckpoint,))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Must not know: what a message means, processes, sockets.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -27,12 +28,14 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.service.reports import text_report
-from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
+from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.text.core import Outgoing, Preparation, TextCore
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 
 PREPARING_THREADS: Final = 2
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +111,8 @@ class TextWorker:
                         case Abort():
                             self._send(core, core.abort(message))
                         case Garbled(reason=reason):
-                            raise InvariantViolated(f"{peer} sent what is no message: {reason}")
+                            logger.error("%s sent what is no message: %s", peer, reason)
+                            self._fall_behind(core, api_of_peer(peer))
                         case _:
                             assert_never(message)
 

@@ -1,0 +1,165 @@
+"""The engine inside one program: the same cores, loops and messages as the server's, as trio tasks and one thread.
+
+Must not know: HTTP, how a program starts trio.
+
+Text worker and scheduler are tasks; the runtime is a thread that blocks for steps as its process would. The links are ZMQ over
+inproc://, in a context of its own, so that two engines in one program do not know of each other. A part that fails ends the
+engine: there is no process to restart.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from typing import Final, assert_never
+
+import attrs
+import trio
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import API_ID_LIMIT, ApiId
+from layered_llm.domain.messages.supervision import EnginePhase, Role
+from layered_llm.domain.sampling import SEED_LIMIT
+from layered_llm.runtime.device import DeviceError
+from layered_llm.service.checkpoint import Checkpoint
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_connection import EngineConnection
+from layered_llm.service.link_ends import bind_supervisor_for_apis, connect_api_to_supervisor
+from layered_llm.service.runtime import work_runtime
+from layered_llm.service.scheduler import work_scheduler
+from layered_llm.service.settings import Settings
+from layered_llm.service.supervision import Supervision, api_peer_name
+from layered_llm.service.supervisor import ApiLink, Supervisor
+from layered_llm.service.text import work_text
+from layered_llm.text.checkpoint_text import UnreadableCheckpoint
+from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.ports import LinkClosed
+from layered_llm.transport.zmq_socket import MessageContext, open_context
+
+LEAVE_S: Final = 5.0
+_NAME: Final = "engine"
+
+
+class EngineStartFailed(Exception):  # noqa: N818 - states what happened
+    """The engine could not be started; one line that says why."""
+
+
+@contextlib.asynccontextmanager
+async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient]:
+    """A client of an engine that lives as long as the block, ready when the block begins.
+
+    Leaving the block, in whatever way, aborts what is open and ends the engine. Raises EngineStartFailed.
+    """
+    with open_context() as context, open_context() as runtime_context:
+        async with trio.open_nursery() as nursery:
+            engine = _EmbeddedEngine(settings, context, runtime_context)
+            client = await nursery.start(engine.run)
+            try:
+                yield client
+            finally:
+                engine.leave.set()
+                with trio.move_on_after(LEAVE_S, shield=True):
+                    await engine.is_over.wait()
+                nursery.cancel_scope.cancel(reason="the engine is closed")
+
+
+@attrs.define(eq=False)
+class _EmbeddedEngine:
+    _settings: Settings
+    _context: MessageContext
+    _runtime_context: MessageContext
+    leave: trio.Event = attrs.field(factory=trio.Event)
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run(self, *, task_status: trio.TaskStatus[EngineClient]) -> None:
+        client = EngineClient(
+            api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
+            pid=os.getpid(),
+            max_open_requests=self._settings.max_open_requests,
+            draw_seed=lambda: secrets.randbelow(SEED_LIMIT),
+        )
+        address = _addresses(0).supervisor_for_apis
+        with (
+            bind_supervisor_for_apis(self._context, address) as apis,
+            connect_api_to_supervisor(self._context, address, api_peer_name(client.api)) as link,
+        ):
+            connection = EngineConnection(client, self._context, self._settings.max_open_requests, link)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._supervise, apis, connection)
+                nursery.start_soon(connection.run, self.leave)
+                await _until_ready(client)
+                task_status.started(client)
+        self.is_over.set()
+
+    async def _supervise(self, apis: ApiLink, connection: EngineConnection) -> None:
+        """In a server the end of the supervisor's process says that the engine is gone; here this does."""
+        await Supervisor(
+            settings=self._settings,
+            addresses=_addresses,
+            context=self._context,
+            apis=apis,
+            supervision=Supervision(pid=os.getpid()),
+            launcher=TaskLauncher(self._settings, self._context, self._runtime_context),
+            owner_gone=trio.Event().wait,
+        ).run()
+        connection.release()
+
+
+def _addresses(generation: int) -> LinkAddresses:
+    return LinkAddresses.in_process(_NAME, generation=generation)
+
+
+async def _until_ready(client: EngineClient) -> None:
+    while True:
+        status = client.status()
+        if status.phase is EnginePhase.READY:
+            return
+        if status.phase is EnginePhase.FAILED:
+            raise EngineStartFailed(status.detail)
+        await client.status_change()
+
+
+@attrs.frozen
+class TaskLauncher:
+    """Engine processes as tasks, and the runtime as a thread."""
+
+    _settings: Settings
+    _context: MessageContext
+    _runtime_context: MessageContext
+    """Apart from the other, since it is shut down to end the runtime's thread."""
+
+    async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
+        addresses = _addresses(generation)
+        try:
+            match role:
+                case Role.TEXT:
+                    await work_text(self._context, addresses, index, checkpoint.directory)
+                case Role.SCHEDULER:
+                    await work_scheduler(self._context, self._runtime_context, addresses, self._settings)
+                case Role.RUNTIME:
+                    await self._run_runtime(addresses, checkpoint)
+                case Role.API | Role.SUPERVISOR:
+                    raise InvariantViolated(f"{role} is no engine process")
+                case _:
+                    assert_never(role)
+        except (UnreadableCheckpoint, DeviceError) as error:
+            return str(error)
+        return f"{role} left"
+
+    async def _run_runtime(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
+        """A thread cannot be cancelled: the context is shut down under it, and it ends with its present step."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._shut_down_when_cancelled)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._block, addresses, checkpoint)
+            nursery.cancel_scope.cancel()
+
+    async def _shut_down_when_cancelled(self) -> None:
+        try:
+            await trio.Event().wait()
+        finally:
+            self._runtime_context.shutdown()
+
+    def _block(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
+        with contextlib.suppress(LinkClosed):
+            work_runtime(self._runtime_context, addresses, self._settings, checkpoint.directory)
