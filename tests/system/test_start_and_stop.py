@@ -1,0 +1,195 @@
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from support.byte_checkpoint import write_byte_checkpoint
+from support.eventually import eventually
+from support.raw_client import DONE, RawClient, raw_client
+from support.server import Server, failing_server, free_port, hypercorn_server, python_server, scripted
+
+STOP_S = 5.0
+ENDLESS = {"prompt": "ab", "max_tokens": 4000, "stream": True}
+SLOW = {"scripted_step_ms": 10, "drain_timeout_s": 0.2}
+ENGINE_ROLES = ["runtime", "scheduler", "supervisor", "text"]
+
+StartServer = Callable[..., AbstractContextManager[Server]]
+
+LAUNCHERS = {
+    "python": python_server,
+    "hypercorn": hypercorn_server,
+    "hypercorn-w2": lambda settings, **options: hypercorn_server(settings, "-w", "2", **options),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_checkpoint(tmp_path_factory.mktemp("model"), context_tokens=8192)
+
+
+@pytest.fixture(params=LAUNCHERS)
+def start(request: pytest.FixtureRequest) -> StartServer:
+    return LAUNCHERS[request.param]
+
+
+def engine_roles(server: Server) -> list[str]:
+    return sorted(process.role for process in server.processes() if process.role in ENGINE_ROLES)
+
+
+def open_stream(client: RawClient) -> None:
+    client.post("/v1/completions", ENDLESS)
+    client.read_until(b'"text"', count=3)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("python", signal.SIGTERM),
+        ("python", signal.SIGINT),
+        ("hypercorn", signal.SIGTERM),
+        ("hypercorn-w2", signal.SIGINT),
+        ("hypercorn-w2", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(
+    launcher: str, number: signal.Signals, model: Path
+) -> None:
+    with LAUNCHERS[launcher](scripted(model, **SLOW)) as server, raw_client(server.port) as client:
+        open_stream(client)
+        code = server.stop(number, STOP_S)
+        received = client.read_to_end()
+
+        assert 0 == code
+        assert b'"code":"shutting_down"' in received.replace(b" ", b"")
+        assert DONE in received
+        server.wait_gone(STOP_S)
+
+
+def test_an_idle_server_leaves_at_once(model: Path) -> None:
+    with python_server(scripted(model, drain_timeout_s=60)) as server:
+        assert 0 == server.stop(signal.SIGTERM, STOP_S)
+        server.wait_gone(0)
+
+
+def test_streams_get_the_drain_timeout_to_end_by_themselves(model: Path) -> None:
+    with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=20)) as server, raw_client(server.port) as client:
+        client.post("/v1/completions", {**ENDLESS, "max_tokens": 50})
+        client.read_until(b'"text"', count=3)
+        server.process.send_signal(signal.SIGTERM)
+
+        assert b'"finish_reason":"length"' in client.read_to_end().replace(b" ", b"")
+        assert 0 == server.process.wait(STOP_S)
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(model: Path) -> None:
+    with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=60)) as server, raw_client(server.port) as client:
+        open_stream(client)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.health() != 200)
+        code = server.stop(signal.SIGTERM, STOP_S)
+
+        assert code in (0, 1, -signal.SIGTERM)
+        server.wait_gone(STOP_S)
+
+
+def test_one_engine_serves_all_workers(model: Path) -> None:
+    with hypercorn_server(scripted(model), "-w", "2") as server:
+        eventually(lambda: len(server.state()["api"]) == 2)
+        answers = [server.post("/v1/completions", {"prompt": "abc", "max_tokens": 3}).json() for _ in range(10)]
+
+        assert ENGINE_ROLES == engine_roles(server)
+        assert {"abc"} == {answer["choices"][0]["text"] for answer in answers}
+        assert 10 == len({answer["id"] for answer in answers})
+        assert 10 == server.total("requests_accepted_total")
+
+
+def test_health_is_503_with_the_phase_until_the_model_is_loaded(tmp_path: Path) -> None:
+    directory = write_byte_checkpoint(tmp_path / "model")
+    tokenizer = (directory / "tokenizer.json").read_bytes()
+    (directory / "tokenizer.json").unlink()
+    os.mkfifo(directory / "tokenizer.json")  # who reads it waits until this test writes it
+    with python_server(scripted(directory), is_ready=False) as server:
+        eventually(lambda: "loading" in server.get("/health").text)
+        loading = server.get("/health")
+        refused = server.post("/v1/completions", {"prompt": "ab"})
+        (directory / "tokenizer.json").write_bytes(tokenizer)
+        server.wait_ready()
+
+    assert (503, "starting") == (loading.status_code, loading.json()["phase"])
+    assert (503, "engine_starting") == (refused.status_code, refused.json()["error"]["code"])
+    assert "retry-after" in refused.headers
+
+
+def test_a_server_that_loads_can_be_stopped(start: StartServer, tmp_path: Path) -> None:
+    directory = write_byte_checkpoint(tmp_path / "model")
+    (directory / "tokenizer.json").unlink()
+    os.mkfifo(directory / "tokenizer.json")
+    with start(scripted(directory), is_ready=False) as server:
+        server.process_of("text")
+        eventually(lambda: server.health() == 503)
+
+        assert 0 == server.stop(signal.SIGTERM, STOP_S)
+        server.wait_gone(STOP_S)
+
+
+def test_a_taken_port_is_an_error_before_any_engine_process_starts(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with failing_server(scripted(model, port=port)) as server:
+            assert 1 == server.process.wait(30)
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" == server.log.strip()
+            assert [] == server.leftovers()
+
+
+def test_a_missing_model_directory_is_named_and_ends_the_start(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with failing_server(scripted(missing)) as server:
+        assert 1 == server.process.wait(30)
+        assert f"--model {missing}: there is no such directory" in server.log
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config"),
+        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+    ],
+    ids=["rope", "quantization", "architecture"],
+)
+def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(config: dict[str, object], name: str, tmp_path: Path) -> None:
+    directory = write_byte_checkpoint(tmp_path / "model")
+    whole = json.loads((directory / "config.json").read_text())
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps({**whole, **sizes, **config}))
+    with failing_server({"model": directory, "device": "cpu"}) as server:
+        assert 1 == server.process.wait(60)
+        assert name in server.log
+        assert "Traceback" not in server.log
+
+
+def test_two_servers_do_not_disturb_each_other(model: Path) -> None:
+    with python_server(scripted(model)) as one, python_server(scripted(model, scripted_output="hash")) as other:
+        answers = [server.post("/v1/completions", {"prompt": "abc", "max_tokens": 3}).json() for server in (one, other)]
+        assert 0 == one.stop()
+
+        assert answers[0]["choices"][0]["text"] == "abc"
+        assert answers[1]["choices"][0]["text"] != "abc"
+        assert 200 == other.health()
+
+
+def test_nothing_outlives_a_killed_server_and_its_port_is_free_at_once(start: StartServer, model: Path) -> None:
+    with start(scripted(model, **SLOW)) as server, raw_client(server.port) as client:
+        open_stream(client)
+        server.stop(signal.SIGKILL)
+        client.read_to_end()
+        server.wait_gone(3.0)
+
+        with python_server(scripted(model, port=server.port)) as again:
+            assert 200 == again.health()
