@@ -1,0 +1,16 @@
+"""An application module as `hypercorn` is given it on its command line: every stream goes on for ever."""
+
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS
+from layered_llm.transport.http.hypercorn_workarounds.worker import (
+    install,
+    installed_hypercorn,
+    survive_sigterm_in_spawned_worker,
+)
+from support.http_client import application
+from support.http_engine import FakeEngine, accepting
+
+survive_sigterm_in_spawned_worker()
+_drain = Drain(0.3)
+install(STANDARD_OPTIONS, _drain.begin, installed=installed_hypercorn())
+app = application(FakeEngine(accepting), drain=_drain)

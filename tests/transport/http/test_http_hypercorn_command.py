@@ -1,0 +1,113 @@
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from layered_llm.transport.http.hypercorn_workarounds.worker import survive_sigterm_in_spawned_worker
+from support.http_client import CHAT, MESSAGES
+from support.http_server import http_request
+from support.http_worker import outlive_sigterm
+
+TESTS = Path(__file__).parents[2]
+STREAM = http_request("POST", CHAT, {"messages": MESSAGES, "stream": True}, headers="Connection: close\r\n")
+
+
+class Server:
+    """A `hypercorn` of its own process, on a port that it was given."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hypercorn", "-b", f"127.0.0.1:{self.port}", *arguments, "support.http_app"],
+            cwd=TESTS,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stderr=subprocess.PIPE,
+        )
+
+    def wait_ready(self, workers: int) -> None:
+        assert self.process.stderr is not None
+        lines = 0
+        while lines < workers:
+            line = self.process.stderr.readline()
+            assert line, "hypercorn left"
+            lines += line.count(b"Running on")
+
+    def open_stream(self) -> socket.socket:
+        """A stream whose headers have arrived."""
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        client.sendall(STREAM)
+        assert client.recv(15) == b"HTTP/1.1 200 \r\n"
+        return client
+
+    def stop(self) -> tuple[int, float]:
+        """Exit code, and how long it took."""
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20), time.monotonic() - start
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*arguments: str, workers: int) -> Server:
+        servers.append(Server(list(arguments)))
+        servers[0].wait_ready(workers)
+        return servers[0]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
+
+
+def read_all(client: socket.socket) -> bytes:
+    with client:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers"), [([], 1), (["-k", "trio", "-w", "0"], 1), (["-w", "2"], 2)], ids=["bare", "trio 0", "two"]
+)
+def test_the_command_serves_under_trio_and_drains_at_sigterm(
+    start: Callable[..., Server], arguments: list[str], workers: int
+) -> None:
+    server = start(*arguments, workers=workers)
+    clients = [server.open_stream() for _ in range(4)]
+
+    code, took_s = server.stop()
+
+    bodies = [read_all(client) for client in clients]
+    assert [body.count(b'"code":"shutting_down"') for body in bodies] == [1] * 4
+    assert all(b"data: [DONE]\n\n" in body for body in bodies)
+    assert code == 0
+    assert took_s < 5
+
+
+def test_a_spawned_worker_outlives_sigterm_and_its_own_children_do_not() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=outlive_sigterm, args=(theirs,))
+    process.start()
+
+    assert ours.poll(10)
+    assert ours.recv() == "SIG_DFL"
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_process_that_nobody_spawned_keeps_its_sigterm() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    survive_sigterm_in_spawned_worker()
+
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,322 @@
+import socket
+from importlib.metadata import version
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from hypercorn.config import Config
+
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
+from layered_llm.transport.http.hypercorn_workarounds.tcp_server import peer_has_left, set_tcp_options
+from layered_llm.transport.http.hypercorn_workarounds.worker import UnsupportedHypercorn, install, installed_hypercorn
+from layered_llm.transport.http.serving import CannotListen, bind_sockets
+from support.http_client import CHAT, COMPLETIONS, MESSAGES, application
+from support.http_engine import FakeEngine, FakeStream, accepting, answering, ended, text_delta
+from support.http_server import QUICK, H2Client, http_request, read_to_end, read_until, running
+
+BODY = {"messages": MESSAGES}
+STREAM_BODY = {**BODY, "stream": True}
+END = text_delta("x", finish_reason=FinishReason.STOP)
+FLOOD_PIECE = "x" * 10_000
+
+
+async def flood(stream: FakeStream) -> None:
+    """Has always something more for the client."""
+    while not stream.is_over:
+        if not stream._events:
+            stream.emit(text_delta(FLOOD_PIECE))
+        await trio.lowlevel.checkpoint()
+
+
+# quart-trio cancels the task that sends the end of a response
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM_BODY], ids=["whole", "stream"])
+@pytest.mark.parametrize(("http_version", "headers"), [("1.1", "Connection: close\r\n"), ("1.0", "")], ids=["close", "1.0"])
+async def test_a_connection_that_is_not_kept_closes_behind_its_response(
+    body: dict[str, object], http_version: str, headers: str
+) -> None:
+    async with running(application(FakeEngine(answering(END, ended())))) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, body, version=http_version, headers=headers))
+
+        with trio.fail_after(1):
+            response = await read_to_end(client)
+
+        assert b"200" in response
+        await client.aclose()
+
+
+async def test_a_kept_connection_closes_when_it_was_idle_for_long() -> None:
+    options = attrs.evolve(QUICK, idle_timeout_s=0.2)
+    async with running(application(FakeEngine(answering(END, ended()))), options=options) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+        await read_until(client, b"0\r\n\r\n")
+
+        with trio.fail_after(1):
+            assert await read_to_end(client) == b""
+
+        await client.aclose()
+
+
+async def test_a_kept_connection_serves_request_after_request() -> None:
+    async with running(application(FakeEngine(answering(END, ended())))) as server:
+        client = await server.connect()
+        for _ in range(20):
+            await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+            await read_until(client, b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        await client.aclose()
+
+
+# hypercorn's writes cannot be cancelled
+
+
+async def test_a_peer_that_does_not_read_is_dropped_and_its_request_aborted() -> None:
+    engine = FakeEngine(accepting)
+    async with running(application(engine)) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+        stream = await engine.wait_opened()
+
+        with trio.fail_after(3):
+            await flood(stream)
+
+        await client.aclose()
+    assert engine.aborts == [AbortReason.CLIENT_GONE]
+
+
+async def test_a_peer_that_does_not_read_does_not_hold_a_shutdown() -> None:
+    engine = FakeEngine(accepting)
+    options = attrs.evolve(QUICK, write_timeout_s=60.0)
+    async with running(application(engine), options=options) as server, trio.open_nursery() as nursery:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+        nursery.start_soon(flood, await engine.wait_opened())
+        await trio.sleep(0.1)
+        server.stop.set()
+
+        with trio.fail_after(2):
+            await server.stopped.wait()
+
+        await client.aclose()
+    assert engine.aborts == [AbortReason.CLIENT_GONE]
+
+
+# hypercorn's HTTP/2 streams have no backpressure, and no end
+
+
+async def test_an_http2_stream_whose_window_stays_shut_holds_little_and_is_reset() -> None:
+    engine = FakeEngine(accepting)
+    async with running(application(engine)) as server:
+        client = H2Client(await server.connect(), hold_windows=True)
+        await client.start()
+        stream_id = await client.post(CHAT, STREAM_BODY)
+        stream = await engine.wait_opened()
+        pieces = 0
+        async with trio.open_nursery() as nursery:
+
+            async def feed() -> None:
+                nonlocal pieces
+                while not stream.is_over:
+                    if not stream._events:
+                        stream.emit(text_delta(FLOOD_PIECE))
+                        pieces += 1
+                    await trio.lowlevel.checkpoint()
+
+            nursery.start_soon(feed)
+            while stream_id not in client.reset_streams:
+                await client.pump()
+
+        assert len(client.data[stream_id]) <= 65_535
+        assert pieces * len(FLOOD_PIECE) < 300_000
+        await client.tcp.aclose()
+    assert engine.aborts == [AbortReason.CLIENT_GONE]
+
+
+async def test_a_stalled_http2_stream_stalls_no_other_of_its_connection() -> None:
+    engine = FakeEngine(accepting)
+    async with running(application(engine), options=attrs.evolve(QUICK, write_timeout_s=60.0)) as server:
+        client = H2Client(await server.connect(), hold_windows=True)
+        # The connection's window is wide, so that only the streams' own are shut.
+        await client.start()
+        client.connection.increment_flow_control_window(1 << 20)
+        stalled = await client.post(CHAT, STREAM_BODY)
+        first = await engine.wait_opened(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood, first)
+            while len(client.data[stalled]) < 65_535:
+                await client.pump()
+            other = await client.post(CHAT, STREAM_BODY)
+            (await engine.wait_opened(2)).emit(END, ended())
+            while other not in client.ended:
+                await client.pump()
+            await client.tcp.aclose()
+
+
+# Defaults that freeze or break connections
+
+
+def test_the_options_reach_the_configuration() -> None:
+    config = Config()
+
+    configure(config, STANDARD_OPTIONS)
+
+    assert config.keep_alive_max_requests == NO_LIMIT
+    assert config.keep_alive_timeout >= 75
+    assert config.h2_max_concurrent_streams == 1024
+
+
+def test_installing_sets_the_defaults_of_every_configuration() -> None:
+    install(STANDARD_OPTIONS, lambda: None, installed=installed_hypercorn())
+
+    assert Config().keep_alive_max_requests == NO_LIMIT
+    assert Config().graceful_timeout == STANDARD_OPTIONS.graceful_timeout_s
+
+
+@pytest.mark.parametrize("other", ["0.17.3", "0.19.0", "0.180.0", "1.0"])
+def test_another_hypercorn_is_refused_with_a_way_out(other: str) -> None:
+    with pytest.raises(UnsupportedHypercorn, match="hypercorn -k trio") as caught:
+        install(STANDARD_OPTIONS, lambda: None, installed=other)
+
+    assert other in str(caught.value)
+
+
+def test_the_installed_hypercorn_is_the_one_that_was_checked() -> None:
+    assert version("hypercorn").startswith("0.18.")
+
+
+# Peers that vanish
+
+
+async def test_connections_have_keepalive_and_a_user_timeout() -> None:
+    listener, *_ = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        client = await trio.testing.open_stream_to_socket_listener(listener)
+        async with client, await listener.accept() as accepted:
+            sock = accepted.socket
+            set_tcp_options(sock, STANDARD_OPTIONS)
+
+            names = ("TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert values == [1, 30, 10, 3, 60_000]
+
+
+async def test_the_kernel_tells_that_a_peer_left_behind_unread_bytes() -> None:
+    listener, *_ = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        client = await trio.testing.open_stream_to_socket_listener(listener)
+        async with await listener.accept() as accepted:
+            await client.send_all(b"unread")
+            assert not peer_has_left(accepted.socket)
+
+            await client.aclose()
+
+            assert peer_has_left(accepted.socket)
+        assert peer_has_left(accepted.socket)
+
+
+async def test_a_unix_socket_is_served_without_tcp_options() -> None:
+    left, right = trio.socket.socketpair()
+
+    set_tcp_options(left, STANDARD_OPTIONS)
+
+    assert not peer_has_left(left)
+    left.close()
+    right.close()
+
+
+# Shutdown
+
+
+async def test_streams_end_in_good_order_when_the_server_stops() -> None:
+    drain, engine = Drain(0.2), FakeEngine(accepting)
+    async with running(application(engine, drain=drain), drain=drain) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+        stream = await engine.wait_opened()
+        await read_until(client, b"\r\n\r\n")
+
+        server.stop.set()
+        while not drain.is_active:
+            await trio.sleep(0.01)
+        stream.emit(text_delta("more"))
+        body = await read_to_end(client)
+
+        assert b'{"content":"more"}' in body
+        assert b'"code":"shutting_down"' in body
+        assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        with trio.fail_after(1):
+            await server.stopped.wait()
+        await client.aclose()
+    assert engine.aborts == [AbortReason.SHUTDOWN]
+
+
+async def test_a_stream_that_ends_in_time_is_not_cut_by_the_shutdown() -> None:
+    drain, engine = Drain(0.3), FakeEngine(accepting)
+    async with running(application(engine, drain=drain), drain=drain) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", COMPLETIONS, {"prompt": "x"}))
+        stream = await engine.wait_opened()
+
+        server.stop.set()
+        while not drain.is_active:
+            await trio.sleep(0.01)
+        stream.emit(END, ended())
+
+        assert b'"finish_reason":"stop"' in await read_until(client, b'"usage"')
+        await client.aclose()
+    assert engine.aborts == []
+
+
+async def test_a_kept_connection_hears_503_while_the_server_drains() -> None:
+    drain, engine = Drain(0.3), FakeEngine(accepting)
+    async with running(application(engine, drain=drain), drain=drain) as server:
+        client = await server.connect()
+        await client.send_all(http_request("GET", "/health"))
+        await read_until(client, b'"ok"')
+
+        drain.begin()
+        await client.send_all(http_request("GET", "/health"))
+
+        assert b" 503 " in await read_until(client, b'"stopping"')
+        await client.aclose()
+
+
+# Sockets
+
+
+def test_a_taken_port_is_an_error_that_names_it() -> None:
+    (first,) = bind_sockets("127.0.0.1", 0, backlog=1)
+    with first:
+        port = first.getsockname()[1]
+
+        with pytest.raises(CannotListen, match=rf"127\.0\.0\.1:{port}: Address already in use"):
+            bind_sockets("127.0.0.1", port, backlog=1)
+
+
+@pytest.mark.parametrize("host", ["host.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_ours_is_an_error(host: str) -> None:
+    with pytest.raises(CannotListen, match=host):
+        bind_sockets(host, 0, backlog=1)
+
+
+def test_bound_sockets_listen_at_once_and_are_closed_on_exec() -> None:
+    (sock,) = bind_sockets("127.0.0.1", 0, backlog=1)
+    with sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
+        assert not sock.get_inheritable()
+
+
+def test_all_addresses_of_a_host_share_one_port() -> None:
+    bound = bind_sockets("localhost", 0, backlog=1)
+
+    assert len({sock.getsockname()[1] for sock in bound}) == 1
+    for sock in bound:
+        sock.close()
