@@ -9,23 +9,12 @@ import math
 
 import attrs
 import torch
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
 from layered_llm.runtime.attention import AttentionPlan, attend
 from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.linear import Linear
 from layered_llm.runtime.model_config import Llama3Scaling, RopeConfig
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Linear:
-    """x W^T + b."""
-
-    weight: torch.Tensor
-    """[outputs, inputs]."""
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,7 +5,8 @@ Must not know: family names, devices, steps.
 
 import attrs
 
-from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, Linear, RmsNorm, RotaryEmbedding, SelfAttention
+from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm, RotaryEmbedding, SelfAttention
+from layered_llm.runtime.linear import Linear
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.weights import CheckpointReader
 
@@ -34,7 +35,7 @@ def build_decoder(config: ModelConfig, reader: CheckpointReader, variant: Varian
         rotary=RotaryEmbedding.build(config.rope, config.head_dim),
         layers=tuple(_layer(config, reader, variant, layer) for layer in range(config.layers)),
         norm=_norm(config, reader, "model.norm", config.hidden_size),
-        head=Linear(weight=head, bias=None),
+        head=Linear.build(head, None),
     )
 
 
@@ -73,10 +74,9 @@ def _mlp(config: ModelConfig, reader: CheckpointReader, variant: Variant, prefix
 
 
 def _linear(reader: CheckpointReader, names: list[str], outputs: list[int], inputs: int, *, has_bias: bool) -> Linear:
-    return Linear(
-        weight=reader.read_merged([f"{name}.weight" for name in names], outputs, inputs),
-        bias=reader.read_merged([f"{name}.bias" for name in names], outputs) if has_bias else None,
-    )
+    weight = reader.read_merged([f"{name}.weight" for name in names], outputs, inputs)
+    bias = reader.read_merged([f"{name}.bias" for name in names], outputs) if has_bias else None
+    return Linear.build(weight, bias)
 
 
 def _norm(config: ModelConfig, reader: CheckpointReader, name: str, size: int) -> RmsNorm:

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+import torch
+
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.sampler import SampleRow, sample_tokens
+from support.runtime_driver import greedy, sampling
+
+
+def row(params: TokenSampling, *, position: int = 0, choice: int = 0) -> SampleRow:
+    return SampleRow(sampling=params, choice=choice, output_position=position)
+
+
+def draw(logits: list[float], params: TokenSampling, count: int) -> list[int]:
+    rows = [row(params, position=position) for position in range(count)]
+    return sample_tokens(torch.tensor([logits] * count), rows).tolist()
+
+
+def chi_square(tokens: list[int], probabilities: list[float]) -> float:
+    counts = np.bincount(tokens, minlength=len(probabilities))
+    expected = np.array(probabilities) * len(tokens)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    assert [2, 0] == sample_tokens(torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 1.0]]), [row(greedy())] * 2).tolist()
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert [1] * 20 == draw([1.0, 1.001, 0.0], sampling(temperature=1e-6), 20)
+
+
+def test_tokens_are_drawn_by_their_probabilities() -> None:
+    probabilities = [0.5, 0.05, 0.3, 0.15]
+    tokens = draw(np.log(probabilities).tolist(), sampling(seed=3), 5000)
+    assert 16.3 > chi_square(tokens, probabilities), "3 degrees of freedom: one in a thousand lies above"
+
+
+def test_temperature_flattens_the_distribution() -> None:
+    weights = np.sqrt([0.5, 0.05, 0.3, 0.15])
+    tokens = draw(np.log([0.5, 0.05, 0.3, 0.15]).tolist(), sampling(seed=4, temperature=2.0), 5000)
+    assert 16.3 > chi_square(tokens, (weights / weights.sum()).tolist())
+
+
+def test_top_k_keeps_the_k_likeliest_in_their_proportions() -> None:
+    tokens = draw(np.log([0.1, 0.5, 0.3, 0.1]).tolist(), sampling(seed=5, top_k=2), 5000)
+    assert {1, 2} == set(tokens)
+    assert 10.8 > chi_square([token - 1 for token in tokens], [0.625, 0.375])
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_the_share() -> None:
+    tokens = draw(np.log([0.05, 0.5, 0.3, 0.15]).tolist(), sampling(seed=6, top_p=0.81), 2000)
+    assert {1, 2, 3} == set(tokens)
+
+
+def test_top_p_applies_to_what_top_k_left() -> None:
+    """Of 0.4, 0.3, 0.2, 0.1 top-k 2 leaves 4/7 and 3/7; the first alone reaches 0.55 of that, but not of the whole."""
+    assert {0} == set(draw(np.log([0.4, 0.3, 0.2, 0.1]).tolist(), sampling(top_k=2, top_p=0.55), 200))
+
+
+def test_temperature_comes_before_top_p() -> None:
+    """Of 0.64, 0.32, 0.04 the first reaches 0.6; at temperature 2 it is only 0.5."""
+    assert {0, 1} == set(draw(np.log([0.64, 0.32, 0.04]).tolist(), sampling(temperature=2.0, top_p=0.6), 200))
+
+
+def test_ties_at_the_cut_are_kept() -> None:
+    assert {0, 1, 2} == set(draw([1.0, 1.0, 1.0, 0.0], sampling(top_k=1), 200))
+
+
+def test_top_k_of_the_whole_vocabulary_changes_nothing() -> None:
+    logits = [0.3, 0.1, 0.7, 0.2]
+    assert draw(logits, sampling(seed=8), 50) == draw(logits, sampling(seed=8, top_k=9), 50)
+
+
+def test_a_flat_distribution_has_a_nucleus_of_more_tokens_than_are_looked_at_first() -> None:
+    logits = torch.zeros(400, 4000)
+    logits[:, :1000] = -1e-3
+    rows = [row(sampling(seed=9, top_p=0.74), position=position) for position in range(400)]
+    tokens = sample_tokens(logits, rows)
+    assert tokens.min() >= 1000
+    assert len(set(tokens.tolist())) > 300
+
+
+def test_end_ids_wait_for_min_tokens() -> None:
+    params = greedy(min_tokens=2, end_ids=(1, 3, 99))
+    logits = torch.tensor([[0.0, 9.0, 1.0, 8.0]] * 3)
+    assert [2, 2, 1] == sample_tokens(logits, [row(params, position=position) for position in range(3)]).tolist()
+
+
+def test_end_ids_wait_for_min_tokens_when_drawn() -> None:
+    params = sampling(min_tokens=100, end_ids=(1,), top_k=3)
+    assert {0, 2, 3} == set(draw([0.0, 9.0, 0.1, 0.2], params, 100))
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 3000, generator=generator) * 3
+    rows = [
+        row(sampling(seed=1, temperature=0.7), position=3),
+        row(greedy()),
+        row(sampling(seed=1, top_p=0.9), position=3),
+        row(sampling(seed=2, top_k=50, top_p=0.5), position=4),
+        row(sampling(seed=2, top_k=2000), position=5, choice=2),
+        row(sampling(seed=3, temperature=2.0, top_p=0.99), position=9),
+    ]
+    together = sample_tokens(logits.clone(), rows).tolist()
+    assert [sample_tokens(logits[k : k + 1].clone(), rows[k : k + 1])[0] for k in range(6)] == together
+
+
+def test_choices_and_seeds_draw_apart() -> None:
+    logits = torch.zeros(3, 1000)
+    rows = [row(sampling(seed=1)), row(sampling(seed=1), choice=1), row(sampling(seed=2))]
+    assert 3 == len(set(sample_tokens(logits, rows).tolist()))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("params", [greedy(), sampling()])
+def test_logits_that_are_not_finite_are_a_device_error(bad: float, params: TokenSampling) -> None:
+    with pytest.raises(DeviceError, match="not finite"):
+        sample_tokens(torch.tensor([[0.0, bad, 1.0]]), [row(params)])
+
+
+def test_masking_everything_is_a_device_error() -> None:
+    with pytest.raises(DeviceError, match="not finite"):
+        sample_tokens(torch.zeros(1, 2), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
