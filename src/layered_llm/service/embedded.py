@@ -24,7 +24,8 @@ from layered_llm.runtime.device import DeviceError
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
-from layered_llm.service.link_ends import bind_supervisor_for_apis, connect_api_to_supervisor
+from layered_llm.service.launching import Launcher
+from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.runtime import work_runtime
 from layered_llm.service.scheduler import work_scheduler
 from layered_llm.service.settings import Settings
@@ -52,7 +53,8 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     """
     with open_context() as context, open_context() as runtime_context:
         async with trio.open_nursery() as nursery:
-            engine = _EmbeddedEngine(settings, context, runtime_context)
+            links = ZmqLinks(context, runtime_context)
+            engine = EmbeddedEngine(settings, links, TaskLauncher(settings, links, runtime_context))
             client = await nursery.start(engine.run)
             try:
                 yield client
@@ -64,10 +66,12 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
 
 
 @attrs.define(eq=False)
-class _EmbeddedEngine:
+class EmbeddedEngine:
+    """Supervisor, engine and client as tasks; the launcher decides what stands for the engine's processes."""
+
     _settings: Settings
-    _context: MessageContext
-    _runtime_context: MessageContext
+    _links: Links
+    _launcher: Launcher
     leave: trio.Event = attrs.field(factory=trio.Event)
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
@@ -80,10 +84,10 @@ class _EmbeddedEngine:
         )
         address = _addresses(0).supervisor_for_apis
         with (
-            bind_supervisor_for_apis(self._context, address) as apis,
-            connect_api_to_supervisor(self._context, address, api_peer_name(client.api)) as link,
+            self._links.bind_supervisor_for_apis(address) as apis,
+            self._links.connect_api_to_supervisor(address, api_peer_name(client.api)) as link,
         ):
-            connection = EngineConnection(client, self._context, self._settings.max_open_requests, link)
+            connection = EngineConnection(client, self._links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._supervise, apis, connection)
                 nursery.start_soon(connection.run, self.leave)
@@ -96,10 +100,10 @@ class _EmbeddedEngine:
         await Supervisor(
             settings=self._settings,
             addresses=_addresses,
-            context=self._context,
+            links=self._links,
             apis=apis,
             supervision=Supervision(pid=os.getpid()),
-            launcher=TaskLauncher(self._settings, self._context, self._runtime_context),
+            launcher=self._launcher,
             owner_gone=trio.Event().wait,
         ).run()
         connection.release()
@@ -124,18 +128,18 @@ class TaskLauncher:
     """Engine processes as tasks, and the runtime as a thread."""
 
     _settings: Settings
-    _context: MessageContext
+    _links: ZmqLinks
     _runtime_context: MessageContext
-    """Apart from the other, since it is shut down to end the runtime's thread."""
+    """Of the link to the runtime alone: shut down to end the runtime's thread."""
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
         addresses = _addresses(generation)
         try:
             match role:
                 case Role.TEXT:
-                    await work_text(self._context, addresses, index, checkpoint.directory)
+                    await work_text(self._links, addresses, index, checkpoint.directory)
                 case Role.SCHEDULER:
-                    await work_scheduler(self._context, self._runtime_context, addresses, self._settings)
+                    await work_scheduler(self._links, addresses, self._settings)
                 case Role.RUNTIME:
                     await self._run_runtime(addresses, checkpoint)
                 case Role.API | Role.SUPERVISOR:
@@ -162,4 +166,4 @@ class TaskLauncher:
 
     def _block(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         with contextlib.suppress(LinkClosed):
-            work_runtime(self._runtime_context, addresses, self._settings, checkpoint.directory)
+            work_runtime(self._links, addresses, self._settings, checkpoint.directory)

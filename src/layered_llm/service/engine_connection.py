@@ -3,6 +3,7 @@
 Must not know: HTTP, what a request says, who starts the supervisor.
 """
 
+import contextlib
 import os
 from typing import Final, assert_never
 
@@ -25,12 +26,11 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
-from layered_llm.service.link_ends import connect_api_to_text
+from layered_llm.service.link_ends import Links
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.supervision import api_peer_name
-from layered_llm.transport.links import DealerLink
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.zmq_socket import MessageContext
+from layered_llm.transport.ports import MessageLink
 
 LAST_ABORTS_S: Final = 1.0
 GOODBYE_S: Final = 4.0
@@ -39,7 +39,7 @@ _DISCONNECTED: Final = EngineStatus(
     phase=EnginePhase.STOPPING, generation=0, supervisor_pid=0, detail="not connected to a supervisor"
 )
 
-TextLink = DealerLink[ApiToText, TextToApi]
+TextLink = MessageLink[ApiToText, TextToApi]
 
 
 @attrs.define(eq=False)
@@ -47,9 +47,9 @@ class EngineConnection:
     """One stay at one supervisor."""
 
     _client: EngineClient
-    _context: MessageContext
+    _links: Links
     _max_open_requests: int
-    _link: DealerLink[ApiToSupervisor, SupervisorToApi]
+    _link: MessageLink[ApiToSupervisor, SupervisorToApi]
     _to_supervisor: Outbox[ApiToSupervisor] = attrs.field(factory=lambda: Outbox(ENGINE_OUTBOX_MESSAGES))
     _generation: "_Generation | None" = None
     _heard: trio.Event = attrs.field(factory=trio.Event)
@@ -115,11 +115,11 @@ class EngineConnection:
         self._client.on_status(status, present.texts if present is not None else ())
 
     def _connect(self, status: EngineStatus) -> "_Generation":
-        name = api_peer_name(self._client.api)
-        links = [connect_api_to_text(self._context, address, name) for address in status.text_addresses]
-        capacity = SLOTS_OF_A_REQUEST * self._max_open_requests
+        name, capacity = api_peer_name(self._client.api), SLOTS_OF_A_REQUEST * self._max_open_requests
+        opened = contextlib.ExitStack()
+        links = tuple(opened.enter_context(self._links.connect_api_to_text(address, name)) for address in status.text_addresses)
         texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
-        return _Generation(status.generation, texts, tuple(links))
+        return _Generation(status.generation, texts, links, opened)
 
     async def _say_goodbye(self) -> None:
         """Every open request is aborted first, and the aborts are out before the goodbye is."""
@@ -139,18 +139,15 @@ class _Generation:
     number: int
     texts: tuple[TextConnection, ...]
     _links: tuple[TextLink, ...]
+    _opened: contextlib.ExitStack
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     async def run(self, client: EngineClient) -> None:
-        with self.scope:
-            try:
-                async with trio.open_nursery() as nursery:
-                    for text, link in zip(self.texts, self._links, strict=True):
-                        nursery.start_soon(text.outbox.run, link)
-                        nursery.start_soon(_receive, client, link)
-            finally:
-                for link in self._links:
-                    link.close()
+        with self._opened, self.scope:
+            async with trio.open_nursery() as nursery:
+                for text, link in zip(self.texts, self._links, strict=True):
+                    nursery.start_soon(text.outbox.run, link)
+                    nursery.start_soon(_receive, client, link)
 
 
 async def _receive(client: EngineClient, link: TextLink) -> None:

@@ -18,13 +18,13 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.service.children import python_module
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
-from layered_llm.service.link_ends import connect_api_to_supervisor
+from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory
 from layered_llm.service.settings import Settings, child_environment
 from layered_llm.service.supervision import api_peer_name
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.zmq_socket import MessageContext, open_context
+from layered_llm.transport.zmq_socket import open_context
 
 MAX_SUPERVISORS: Final = 3
 """Supervisors that this process starts before it gives up: one that dies again and again is broken."""
@@ -65,15 +65,15 @@ class EngineHost:
         directory = RunDirectory.for_owner(self._owner)
         with open_context() as context:
             while not leave.is_set() and self._started < MAX_SUPERVISORS:
-                await self._stay_at_one(context, directory, leave)
+                await self._stay_at_one(ZmqLinks(context, context), directory, leave)
             if not leave.is_set():
                 self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
                 await leave.wait()
 
-    async def _stay_at_one(self, context: MessageContext, directory: RunDirectory, leave: trio.Event) -> None:
+    async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, leave: trio.Event) -> None:
         address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
-        with connect_api_to_supervisor(context, address, api_peer_name(self._client.api)) as link:
-            connection = EngineConnection(self._client, context, self._settings.max_open_requests, link)
+        with links.connect_api_to_supervisor(address, api_peer_name(self._client.api)) as link:
+            connection = EngineConnection(self._client, links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._see_to_supervisor, directory, connection, nursery.cancel_scope)
                 await connection.run(leave)

@@ -12,11 +12,11 @@ from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.opening import open_device
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
-from layered_llm.service.link_ends import connect_runtime_to_scheduler
+from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.runtime_loop import serve_device
 from layered_llm.service.settings import Settings
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.zmq_socket import MessageContext, open_context
+from layered_llm.transport.zmq_socket import open_context
 
 
 def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
@@ -45,16 +45,16 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def work_runtime(context: MessageContext, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
+def work_runtime(links: ZmqLinks, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
     """Loads the model and executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
     device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us)
-    with connect_runtime_to_scheduler(context, addresses.runtime(0)) as link:
+    with links.connect_runtime_to_scheduler(addresses.runtime(0)) as link:
         serve_device(device, link, pid=os.getpid())
 
 
 def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        work_runtime(context, arguments.addresses, arguments.settings, arguments.checkpoint)
+        work_runtime(ZmqLinks(context, context), arguments.addresses, arguments.settings, arguments.checkpoint)
 
 
 def main() -> None:

@@ -11,17 +11,13 @@ from layered_llm.domain.messages.supervision import Role
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
-from layered_llm.service.link_ends import (
-    bind_scheduler_for_runtime,
-    bind_scheduler_for_texts,
-    connect_engine_to_supervisor,
-)
+from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import peer_name
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.zmq_socket import MessageContext, open_context
+from layered_llm.transport.zmq_socket import open_context
 
 
 def scheduling_policy(settings: Settings) -> SchedulingPolicy:
@@ -35,17 +31,12 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
     )
 
 
-async def work_scheduler(
-    context: MessageContext, runtime_context: MessageContext, addresses: LinkAddresses, settings: Settings
-) -> None:
-    """Schedules until told to stop. Raises RuntimeFailed and StepOverdue.
-
-    The link to the runtime may have a context of its own, so that it can be shut down alone.
-    """
+async def work_scheduler(links: Links, addresses: LinkAddresses, settings: Settings) -> None:
+    """Schedules until told to stop. Raises RuntimeFailed and StepOverdue."""
     with (
-        bind_scheduler_for_texts(context, addresses.scheduler) as texts,
-        bind_scheduler_for_runtime(runtime_context, addresses.runtime(0)) as runtime,
-        connect_engine_to_supervisor(context, addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
+        links.bind_scheduler_for_texts(addresses.scheduler) as texts,
+        links.bind_scheduler_for_runtime(addresses.runtime(0)) as runtime,
+        links.connect_engine_to_supervisor(addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
     ):
         await SchedulerLoop(
             pid=os.getpid(),
@@ -58,7 +49,7 @@ async def work_scheduler(
 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        await work_scheduler(context, context, arguments.addresses, arguments.settings)
+        await work_scheduler(ZmqLinks(context, context), arguments.addresses, arguments.settings)
 
 
 def main() -> None:

@@ -24,7 +24,9 @@ from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.supervision import (
     ApiGoodbye,
     ApiHello,
+    ApiToSupervisor,
     EnginePhase,
+    EngineToSupervisor,
     Heartbeat,
     ProcessReady,
     Role,
@@ -37,7 +39,7 @@ from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.gguf_conversion import convert_gguf
 from layered_llm.service.launching import Launcher, ProcessLauncher
-from layered_llm.service.link_ends import bind_supervisor_for_apis, bind_supervisor_for_engine
+from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory
 from layered_llm.service.settings import Settings, cache_directory
@@ -49,16 +51,15 @@ from layered_llm.service.supervision import (
 )
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
-from layered_llm.transport.links import RouterLink
-from layered_llm.transport.ports import Garbled, SendOutcome
-from layered_llm.transport.zmq_socket import MessageContext, open_context
+from layered_llm.transport.ports import Garbled, PeerLink, SendOutcome
+from layered_llm.transport.zmq_socket import open_context
 
 STOP_S: Final = 1.0
 """How long engine processes have for their Stop before their input is closed."""
 QUERY_CHECK_S: Final = 0.25
 
-EngineLink = RouterLink[SupervisorToEngine, ProcessReady | Heartbeat | StateReport]
-ApiLink = RouterLink[SupervisorToApi, ApiHello | ApiGoodbye | StateQuery | StateReport]
+EngineLink = PeerLink[SupervisorToEngine, EngineToSupervisor]
+ApiLink = PeerLink[SupervisorToApi, ApiToSupervisor]
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Supervisor:
     _settings: Settings
     _addresses: Callable[[int], LinkAddresses]
     """Of a generation."""
-    _context: MessageContext
+    _links: Links
     _apis: ApiLink
     _supervision: Supervision
     _launcher: Launcher
@@ -147,7 +148,7 @@ class Supervisor:
         """Runs one set of engine processes until one of them ends, for whatever reason; none outlives the others."""
         generation = self._supervision.next_generation
         addresses = self._addresses(generation)
-        with bind_supervisor_for_engine(self._context, addresses.supervisor) as link:
+        with self._links.bind_supervisor_for_engine(addresses.supervisor) as link:
             self._engine = link
             texts = tuple(addresses.text(index) for index in range(self._settings.num_tokenizers))
             self._send(self._supervision.generation_started(texts))
@@ -221,19 +222,18 @@ async def supervise(directory: RunDirectory, settings: Settings) -> None:
     def addresses(generation: int) -> LinkAddresses:
         return LinkAddresses.in_directory(directory.path, generation=generation)
 
-    with (
-        open_context() as context,
-        bind_supervisor_for_apis(context, addresses(0).supervisor_for_apis) as apis,
-    ):
-        await Supervisor(
-            settings=settings,
-            addresses=addresses,
-            context=context,
-            apis=apis,
-            supervision=Supervision(pid=os.getpid()),
-            launcher=ProcessLauncher(directory),
-            owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
-        ).run()
+    with open_context() as context:
+        links = ZmqLinks(context, context)
+        with links.bind_supervisor_for_apis(addresses(0).supervisor_for_apis) as apis:
+            await Supervisor(
+                settings=settings,
+                addresses=addresses,
+                links=links,
+                apis=apis,
+                supervision=Supervision(pid=os.getpid()),
+                launcher=ProcessLauncher(directory),
+                owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
+            ).run()
 
 
 def main() -> None:

@@ -13,17 +13,17 @@ from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
-from layered_llm.service.link_ends import bind_text_for_apis, connect_engine_to_supervisor, connect_text_to_scheduler
+from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.supervision import peer_name
 from layered_llm.service.text_worker import TextLinks, TextWorker
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.zmq_socket import MessageContext, open_context
+from layered_llm.transport.zmq_socket import open_context
 
 
-async def work_text(context: MessageContext, addresses: LinkAddresses, index: int, checkpoint: Path) -> None:
+async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path) -> None:
     """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
     files = read_text_files(checkpoint, clock=datetime.now)
     name = peer_name(Role.TEXT, index)
@@ -32,9 +32,9 @@ async def work_text(context: MessageContext, addresses: LinkAddresses, index: in
         return TextCore(text_files=files, limits=limits)
 
     with (
-        bind_text_for_apis(context, addresses.text(index)) as apis,
-        connect_text_to_scheduler(context, addresses.scheduler, name) as scheduler,
-        connect_engine_to_supervisor(context, addresses.supervisor, name) as supervisor,
+        links.bind_text_for_apis(addresses.text(index)) as apis,
+        links.connect_text_to_scheduler(addresses.scheduler, name) as scheduler,
+        links.connect_engine_to_supervisor(addresses.supervisor, name) as supervisor,
     ):
         worker = TextWorker(
             index=index,
@@ -48,7 +48,7 @@ async def work_text(context: MessageContext, addresses: LinkAddresses, index: in
 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        await work_text(context, arguments.addresses, arguments.index, arguments.checkpoint)
+        await work_text(ZmqLinks(context, context), arguments.addresses, arguments.index, arguments.checkpoint)
 
 
 def main() -> None:
