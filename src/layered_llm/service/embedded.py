@@ -10,7 +10,8 @@ engine: there is no process to restart.
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Final, assert_never
 
 import attrs
@@ -30,7 +31,7 @@ from layered_llm.service.runtime import work_runtime
 from layered_llm.service.scheduler import work_scheduler
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
-from layered_llm.service.supervisor import ApiLink, Supervisor
+from layered_llm.service.supervisor import ApiLink, Supervisor, find_checkpoint
 from layered_llm.service.text import work_text
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
@@ -54,7 +55,9 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     with open_context() as context, open_context() as runtime_context:
         async with trio.open_nursery() as nursery:
             links = ZmqLinks(context, runtime_context)
-            engine = EmbeddedEngine(settings, links, TaskLauncher(settings, links, runtime_context))
+            engine = EmbeddedEngine(
+                settings, links, TaskLauncher(settings, links, runtime_context), partial(find_checkpoint, settings)
+            )
             client = await nursery.start(engine.run)
             try:
                 yield client
@@ -72,6 +75,7 @@ class EmbeddedEngine:
     _settings: Settings
     _links: Links
     _launcher: Launcher
+    _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
     leave: trio.Event = attrs.field(factory=trio.Event)
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
@@ -104,6 +108,7 @@ class EmbeddedEngine:
             apis=apis,
             supervision=Supervision(pid=os.getpid()),
             launcher=self._launcher,
+            find_checkpoint=self._find_checkpoint,
             owner_gone=trio.Event().wait,
         ).run()
         connection.release()

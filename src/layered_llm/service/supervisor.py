@@ -75,6 +75,8 @@ class Supervisor:
     _apis: ApiLink
     _supervision: Supervision
     _launcher: Launcher
+    _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
+    """Raises CheckpointError."""
     _owner_gone: Callable[[], Awaitable[None]]
     """Returns when the server is to end without goodbyes."""
     _engine: EngineLink | None = None
@@ -128,8 +130,9 @@ class Supervisor:
         self._send(self._supervision.api_died(ApiId(hello.api)))
 
     async def _run_engine(self) -> None:
+        self._send(self._supervision.note("looking for the model"))
         try:
-            checkpoint = await self._resolve_checkpoint()
+            checkpoint = await self._find_checkpoint()
         except CheckpointError as error:
             sys.stderr.write(f"{error}\n")
             self._send(self._supervision.start_failed(str(error)))
@@ -137,12 +140,6 @@ class Supervisor:
         while self._supervision.phase not in (EnginePhase.FAILED, EnginePhase.STOPPING):
             await self._run_generation(checkpoint)
         self._engine_is_over.set()
-
-    async def _resolve_checkpoint(self) -> Checkpoint:
-        """In a thread, since a first start converts the default model; a stop does not wait for it."""
-        self._send(self._supervision.note("looking for the model"))
-        work = partial(resolve, self._settings.model, cache_directory(self._settings), convert_gguf)
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
     async def _run_generation(self, checkpoint: Checkpoint) -> None:
         """Runs one set of engine processes until one of them ends, for whatever reason; none outlives the others."""
@@ -215,6 +212,12 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
             await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
 
 
+async def find_checkpoint(settings: Settings) -> Checkpoint:
+    """In a thread, since a first start converts the default model; whoever stops does not wait for it."""
+    work = partial(resolve, settings.model, cache_directory(settings), convert_gguf)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
 async def supervise(directory: RunDirectory, settings: Settings) -> None:
     """The supervisor's life."""
     owner = directory.owner
@@ -232,6 +235,7 @@ async def supervise(directory: RunDirectory, settings: Settings) -> None:
                 apis=apis,
                 supervision=Supervision(pid=os.getpid()),
                 launcher=ProcessLauncher(directory),
+                find_checkpoint=partial(find_checkpoint, settings),
                 owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
             ).run()
 

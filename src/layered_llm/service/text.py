@@ -15,8 +15,8 @@ from layered_llm.service.engine_process import EngineArguments, run_engine_proce
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.supervision import peer_name
-from layered_llm.service.text_worker import TextLinks, TextWorker
-from layered_llm.text.checkpoint_text import UnreadableCheckpoint, read_text_files
+from layered_llm.service.text_worker import PrepareLong, TextLinks, TextWorker, prepare_in_thread
+from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
@@ -25,7 +25,11 @@ from layered_llm.transport.zmq_socket import open_context
 
 async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path) -> None:
     """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
-    files = read_text_files(checkpoint, clock=datetime.now)
+    await serve_text(links, addresses, index, read_text_files(checkpoint, clock=datetime.now), prepare_in_thread)
+
+
+async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles, prepare_long: PrepareLong) -> None:
+    """Serves until told to stop."""
     name = peer_name(Role.TEXT, index)
 
     def make_core(limits: EngineLimits) -> TextCore:
@@ -42,6 +46,7 @@ async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoi
             links=TextLinks(apis=apis, scheduler=scheduler, supervisor=supervisor),
             to_scheduler=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
+            prepare_long=prepare_long,
         )
         await worker.run(make_core)
 

@@ -4,7 +4,7 @@ Must not know: what a message means, processes, sockets.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
 import attrs
@@ -14,7 +14,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Abort, ApiToText, Submit, TextToApi
+from layered_llm.domain.messages.api_text import Abort, ApiToText, Rejected, Submit, TextToApi
 from layered_llm.domain.messages.supervision import (
     ApiDied,
     EngineSized,
@@ -29,11 +29,12 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.service.reports import text_report
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
-from layered_llm.text.core import Outgoing, Preparation, TextCore
+from layered_llm.text.core import Outgoing, Preparation, Prepared, TextCore
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 
-PREPARING_THREADS: Final = 2
+LONG_PREPARATIONS: Final = 2
+"""At a time; more would take the cores from the runtime."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class TextWorker:
     _links: TextLinks
     _to_scheduler: Outbox[TextToScheduler]
     _to_supervisor: Outbox[EngineToSupervisor]
-    _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(PREPARING_THREADS))
+    _prepare_long: "PrepareLong"
+    """Runs a preparation that would stall every stream of this worker."""
+    _preparing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(LONG_PREPARATIONS))
     _owed: dict[ApiId, list[TextToApi]] = attrs.field(factory=dict)
     """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
 
@@ -118,12 +121,13 @@ class TextWorker:
 
     def _prepare(self, core: TextCore, preparation: Preparation, preparations: trio.Nursery) -> None:
         if preparation.is_long:
-            preparations.start_soon(self._prepare_in_thread, core, preparation)
+            preparations.start_soon(self._prepare_aside, core, preparation)
         else:
             self._send(core, core.prepared(preparation.request, preparation.run()))
 
-    async def _prepare_in_thread(self, core: TextCore, preparation: Preparation) -> None:
-        outcome = await trio.to_thread.run_sync(preparation.run, limiter=self._threads)
+    async def _prepare_aside(self, core: TextCore, preparation: Preparation) -> None:
+        async with self._preparing:
+            outcome = await self._prepare_long(preparation)
         self._send(core, core.prepared(preparation.request, outcome))
 
     async def _serve_scheduler(self, core: TextCore) -> None:
@@ -161,3 +165,11 @@ class TextWorker:
             self._to_supervisor.emit(Heartbeat(role=Role.TEXT, index=self._index))
             self._pay_owed()
             await trio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+PrepareLong = Callable[[Preparation], Awaitable[Prepared | Rejected]]
+
+
+async def prepare_in_thread(preparation: Preparation) -> Prepared | Rejected:
+    """The tokenizer lets go of the interpreter while it works."""
+    return await trio.to_thread.run_sync(preparation.run)
