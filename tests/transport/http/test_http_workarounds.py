@@ -64,6 +64,21 @@ async def test_a_kept_connection_closes_when_it_was_idle_for_long() -> None:
         await client.aclose()
 
 
+@pytest.mark.parametrize("request_before", [b"", http_request("GET", "/health")], ids=["unused", "kept"])
+async def test_an_idle_connection_is_released_as_soon_as_its_peer_leaves(request_before: bytes) -> None:
+    async with running(application(FakeEngine())) as server:
+        client = await server.connect()
+        if request_before:
+            await client.send_all(request_before)
+            await read_until(client, b'"ok"')
+
+        await client.send_eof()
+
+        with trio.fail_after(1):
+            assert await read_to_end(client) == b""
+        await client.aclose()
+
+
 async def test_a_kept_connection_serves_request_after_request() -> None:
     async with running(application(FakeEngine(answering(END, ended())))) as server:
         client = await server.connect()

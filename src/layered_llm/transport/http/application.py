@@ -18,7 +18,7 @@ from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
-from layered_llm.transport.http.connection import OwningConnection
+from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine
@@ -52,6 +52,7 @@ def build_application(
     """
     app = QuartTrio("layered_llm", static_folder=None)
     app.asgi_http_class = OwningConnection
+    app.asgi_websocket_class = RefusedWebsocket
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes

@@ -18,7 +18,7 @@ import attrs
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
 from quart.wrappers import Request, Response
-from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
 SCOPE_KEY: Final = "layered_llm.exchange"
 FINISH_GRACE_S: Final = 1.0
@@ -82,6 +82,14 @@ class OwningConnection(TrioASGIHTTPConnection):
             owner.close()
         await self._send_response(cast("ASGISendCallable", sent), cast("Response", response))
         nursery.cancel_scope.cancel()
+
+
+class RefusedWebsocket(TrioASGIWebsocketConnection):
+    """Used through `QuartTrio.asgi_websocket_class`: there is none here; the server makes a 403 of the close."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": None})
 
 
 class _SentMessages:

@@ -81,7 +81,7 @@ async def _await_queued(context: HttpContext, streams: Streams) -> int | ApiErro
         for stream in streams:
             match await _verdict(stream, context.drain):
                 case None:
-                    _close_for_shutdown(streams)
+                    _close(streams, AbortReason.SHUTDOWN)
                     return context.shutting_down()
                 case Accepted() as verdict:
                     prompt_tokens += verdict.prompt_tokens
@@ -118,7 +118,7 @@ async def _whole(context: HttpContext, plan: AnswerPlan, streams: Streams, sourc
         while not answer.is_complete:
             batch = await next_batch(source, context.drain, math.inf)
             if isinstance(batch, Quiet):
-                _close_for_shutdown(streams)
+                _close(streams, AbortReason.SHUTDOWN)
                 return error_reply(context.shutting_down())
             answer.add(batch)
     except EngineLost:
@@ -163,6 +163,10 @@ class _StreamWriter:
         except Exception:
             logger.exception("stream ended by an unexpected error")
             return self._fail(api_error.internal_error())
+        finally:
+            if self.is_done:
+                # The client may be slow to take the last bytes; what is still open is not to wait for that.
+                _close(self._streams, AbortReason.CLIENT_GONE)
 
     async def _next_bytes(self) -> bytes:
         batch = await next_batch(self._source, self._context.drain, self._context.settings.heartbeat_interval_s)
@@ -170,7 +174,7 @@ class _StreamWriter:
             case Quiet.SILENCE:
                 return sse.HEARTBEAT
             case Quiet.DRAINED:
-                _close_for_shutdown(self._streams)
+                _close(self._streams, AbortReason.SHUTDOWN)
                 return self._fail(self._context.shutting_down())
             case _:
                 return self._answer.encode(batch)
@@ -180,6 +184,6 @@ class _StreamWriter:
         return failure(error)
 
 
-def _close_for_shutdown(streams: Streams) -> None:
+def _close(streams: Streams, reason: AbortReason) -> None:
     for stream in streams:
-        stream.close(AbortReason.SHUTDOWN)
+        stream.close(reason)

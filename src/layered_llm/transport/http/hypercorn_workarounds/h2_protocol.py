@@ -5,12 +5,14 @@ Must not know: the application.
 Faults of upstream:
 * `StreamBuffer.pop` wakes the writer by what it took, and not by what remains: with the peer's window at 0 it takes nothing,
   always wakes, and the buffer grows without bound.
+* DATA behind a response that did not wait for it raises KeyError.
 * A peer that never opens its window holds the handler for ever, in `push` and in `drain`.
 """
 
 import contextlib
 
 import h2.errors
+import h2.events
 import h2.exceptions
 import trio
 from hypercorn.protocol.events import Event, StreamClosed
@@ -37,6 +39,18 @@ def bounded_h2_protocol(options: ServerOptions) -> type[H2Protocol]:
 
     class BoundedH2Protocol(H2Protocol):
         """Resets a stream whose peer takes nothing for the write timeout."""
+
+        async def _handle_events(self, events: list[h2.events.Event]) -> None:
+            for event in events:
+                if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+                    self._discard(event)
+                else:
+                    await super()._handle_events([event])
+
+        def _discard(self, event: h2.events.DataReceived) -> None:
+            # The bytes count against the connection's window, which the other streams need.
+            with contextlib.suppress(h2.exceptions.ProtocolError):
+                self.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
 
         async def stream_send(self, event: Event) -> None:
             if isinstance(event, StreamClosed):

@@ -5,6 +5,8 @@ Must not know: HTTP, the application.
 Faults of upstream:
 * `protocol_send` shields a write without a deadline, so that a peer that does not read holds its handler for ever, and a
   shutdown; it takes its lock outside of the shield, so that a cancelled exchange can lose frames of the others.
+* After the end of an idle connection its timer runs on, and holds the socket until it ends.
+* An exception of the protocol, such as for bytes behind a websocket's upgrade, ends the whole server.
 * When the peer sends bytes behind its request, the reader is parked until the response is complete, and does not see the
   end of the connection. The kernel does: it leaves ESTABLISHED.
 """
@@ -16,7 +18,7 @@ from typing import Final, cast
 
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, LifespanState
@@ -46,14 +48,26 @@ class WatchedTCPServer(TCPServer):
         self._writes: set[trio.CancelScope] = set()
         transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._socket: trio.socket.SocketType = transport.socket
+        self._peer_is_gone = False
         set_tcp_options(self._socket, options)
 
+    async def run(self) -> None:
+        try:
+            await super().run()
+        except Exception:  # noqa: BLE001 - logged with its traceback; only this connection may end by it
+            await self.config.log.exception("connection ended by an unexpected error")
+
     async def protocol_send(self, event: Event) -> None:
-        if not isinstance(event, RawData):
-            await super().protocol_send(event)
-        elif not await self._write(event.data):
-            with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
-                await self.protocol.handle(Closed())
+        match event:
+            case RawData():
+                if not await self._write(event.data):
+                    with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
+                        await self.protocol.handle(Closed())
+            case Updated() if self._peer_is_gone:
+                # Nothing is to be waited for in idleness.
+                return
+            case _:
+                await super().protocol_send(event)
 
     async def _write(self, data: bytes) -> bool:
         """Writes all of `data`, or closes the connection. Shielded, since half a write spoils it for every other stream."""
@@ -82,9 +96,11 @@ class WatchedTCPServer(TCPServer):
                 await self._handle_watched(bytes(data))
         finally:
             # The peer is gone or the grace of a shutdown is over: no write is worth waiting for.
+            self._peer_is_gone = True
             for write in self._writes:
                 write.cancel()
         await self.protocol.handle(Closed())
+        await self.idle_task.stop()
 
     async def _receive(self) -> bytes | bytearray:
         try:
@@ -100,9 +116,11 @@ class WatchedTCPServer(TCPServer):
             nursery.cancel_scope.cancel()
 
     async def _cancel_when_peer_left(self, scope: trio.CancelScope) -> None:
-        while not peer_has_left(self._socket):  # noqa: ASYNC110 - only the kernel knows, and has no event for it
+        while True:
+            # Only the kernel knows, and has no event for it. The wait comes first: what is handled at once is not to be cut.
             await trio.sleep(self._options.fin_poll_interval_s)
-        scope.cancel()
+            if peer_has_left(self._socket):
+                scope.cancel()
 
 
 def set_tcp_options(sock: trio.socket.SocketType, options: ServerOptions) -> None:

@@ -1,0 +1,98 @@
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import attrs
+import pytest
+import trio
+
+from support.http_client import CHAT, SETTINGS, application
+from support.http_engine import FakeEngine
+from support.http_server import H2Client, RunningServer, http_request, read_to_end, read_until, running
+
+UPGRADE = (
+    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+SMALL = attrs.evolve(SETTINGS, max_body_bytes=1000)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    async with running(application(FakeEngine(), settings=SMALL)) as server:
+        yield server
+
+
+async def check_healthy(server: RunningServer) -> None:
+    client = await server.connect()
+    await client.send_all(http_request("GET", "/health"))
+    await read_until(client, b'{"status":"ok"}')
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 50,
+        UPGRADE,
+        UPGRADE + b"\x81\x85trailing bytes behind the upgrade",
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: !!\r\n\r\n",
+    ],
+)
+async def test_no_bytes_harm_more_than_their_own_connection(server: RunningServer, data: bytes) -> None:
+    client = await server.connect()
+    await client.send_all(data)
+    await client.send_eof()
+    with trio.fail_after(3):
+        with contextlib.suppress(trio.BrokenResourceError):
+            await read_to_end(client)
+    await client.aclose()
+
+    await check_healthy(server)
+
+
+async def test_http2_data_behind_an_early_response_harms_nothing(server: RunningServer) -> None:
+    client = H2Client(await server.connect())
+    await client.start()
+    stream_id = client.connection.get_next_available_stream_id()
+    headers = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "test")]
+    client.connection.send_headers(stream_id, headers)
+    client.data[stream_id] = b""
+    client.connection.send_data(stream_id, b"x" * 2000)
+    await client.flush()
+    while stream_id not in client.ended:
+        await client.pump()
+    assert json.loads(client.data[stream_id])["error"]["code"] == "request_entity_too_large"
+
+    client.connection.send_data(stream_id, b"x" * 2000, end_stream=True)
+    await client.flush()
+
+    other = client.connection.get_next_available_stream_id()
+    client.data[other] = b""
+    health = [(":method", "GET"), (":path", "/health"), (":scheme", "http"), (":authority", "test")]
+    client.connection.send_headers(other, health, end_stream=True)
+    await client.flush()
+    while other not in client.ended:
+        await client.pump()
+    assert client.data[other] == b'{"status":"ok"}'
+    await client.tcp.aclose()
+    await check_healthy(server)
+
+
+async def test_an_upgrade_to_a_websocket_is_refused(server: RunningServer) -> None:
+    client = await server.connect()
+    await client.send_all(UPGRADE)
+
+    assert b" 403 " in await read_until(client, b"\r\n\r\n")
+
+    await client.aclose()
