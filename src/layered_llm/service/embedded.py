@@ -53,19 +53,10 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     Leaving the block, in whatever way, aborts what is open and ends the engine. Raises EngineStartFailed.
     """
     with open_context() as context, open_context() as runtime_context:
-        async with trio.open_nursery() as nursery:
-            links = ZmqLinks(context, runtime_context)
-            engine = EmbeddedEngine(
-                settings, links, TaskLauncher(settings, links, runtime_context), partial(find_checkpoint, settings)
-            )
-            client = await nursery.start(engine.run)
-            try:
-                yield client
-            finally:
-                engine.leave.set()
-                with trio.move_on_after(LEAVE_S, shield=True):
-                    await engine.is_over.wait()
-                nursery.cancel_scope.cancel(reason="the engine is closed")
+        links = ZmqLinks(context, runtime_context)
+        launcher = TaskLauncher(settings, links, runtime_context)
+        async with EmbeddedEngine(settings, links, launcher, partial(find_checkpoint, settings)).open() as client:
+            yield client
 
 
 @attrs.define(eq=False)
@@ -76,17 +67,36 @@ class EmbeddedEngine:
     _links: Links
     _launcher: Launcher
     _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
-    leave: trio.Event = attrs.field(factory=trio.Event)
-    is_over: trio.Event = attrs.field(factory=trio.Event)
+    _leave: trio.Event = attrs.field(factory=trio.Event)
+    _is_over: trio.Event = attrs.field(factory=trio.Event)
 
-    async def run(self, *, task_status: trio.TaskStatus[EngineClient]) -> None:
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[EngineClient]:
+        """The client, ready; leaving the block ends the engine in order, a cancellation ends it at once."""
+        async with trio.open_nursery() as nursery:
+            client = await nursery.start(self._run)
+            try:
+                yield client
+            finally:
+                self._leave.set()
+                with trio.move_on_after(LEAVE_S, shield=True):
+                    await self._is_over.wait()
+                nursery.cancel_scope.cancel(reason="the engine is closed")
+
+    async def _run(self, *, task_status: trio.TaskStatus[EngineClient]) -> None:
+        try:
+            await self._live(task_status)
+        finally:
+            self._is_over.set()
+
+    async def _live(self, task_status: trio.TaskStatus[EngineClient]) -> None:
         client = EngineClient(
             api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
             pid=os.getpid(),
             max_open_requests=self._settings.max_open_requests,
             draw_seed=lambda: secrets.randbelow(SEED_LIMIT),
         )
-        address = _addresses(0).supervisor_for_apis
+        address = engine_addresses(0).supervisor_for_apis
         with (
             self._links.bind_supervisor_for_apis(address) as apis,
             self._links.connect_api_to_supervisor(address, api_peer_name(client.api)) as link,
@@ -94,16 +104,15 @@ class EmbeddedEngine:
             connection = EngineConnection(client, self._links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._supervise, apis, connection)
-                nursery.start_soon(connection.run, self.leave)
+                nursery.start_soon(connection.run, self._leave)
                 await _until_ready(client)
                 task_status.started(client)
-        self.is_over.set()
 
     async def _supervise(self, apis: ApiLink, connection: EngineConnection) -> None:
         """In a server the end of the supervisor's process says that the engine is gone; here this does."""
         await Supervisor(
             settings=self._settings,
-            addresses=_addresses,
+            addresses=engine_addresses,
             links=self._links,
             apis=apis,
             supervision=Supervision(pid=os.getpid()),
@@ -114,7 +123,8 @@ class EmbeddedEngine:
         connection.release()
 
 
-def _addresses(generation: int) -> LinkAddresses:
+def engine_addresses(generation: int) -> LinkAddresses:
+    """The names of the links; a context of its own keeps two engines apart."""
     return LinkAddresses.in_process(_NAME, generation=generation)
 
 
@@ -138,7 +148,7 @@ class TaskLauncher:
     """Of the link to the runtime alone: shut down to end the runtime's thread."""
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
-        addresses = _addresses(generation)
+        addresses = engine_addresses(generation)
         try:
             match role:
                 case Role.TEXT:
