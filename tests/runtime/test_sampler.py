@@ -14,7 +14,7 @@ def row(params: TokenSampling, *, position: int = 0, choice: int = 0) -> SampleR
 
 def draw(logits: list[float], params: TokenSampling, count: int) -> list[int]:
     rows = [row(params, position=position) for position in range(count)]
-    return sample_tokens(torch.tensor([logits] * count), rows).tolist()
+    return [int(token) for token in sample_tokens(torch.tensor([logits] * count), rows)]
 
 
 def chi_square(tokens: list[int], probabilities: list[float]) -> float:
