@@ -60,8 +60,9 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         ("LAYERED_LLM_PORT", "-1", "at least 0"),
         ("LAYERED_LLM_ANY_MODEL_NAME", "maybe", "true or false"),
         ("LAYERED_LLM_DEVICE", "tpu", "cpu, scripted"),
-        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "inf", "--heartbeat-interval-s"),
-        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "nan", "--heartbeat-interval-s"),
+        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "inf", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be a finite"),
+        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "nan", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be a finite"),
+        ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "0", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be at least 0.01"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_what_is_allowed(variable: str, value: str, named: str) -> None:

@@ -1,36 +1,32 @@
-"""Settings: one table of fields, from which flags, environment variables and help texts are made.
+"""Settings: one table of fields, from which flags, environment variables, keys of a file and help texts are made.
 
 Must not know: what a setting does. This is the only module that reads the environment.
 
-Precedence: command line, then environment (`LAYERED_LLM_` and the field's name in capitals), then default.
+Precedence: command line, then environment (`LAYERED_LLM_` and the field's name in capitals), then the TOML file that `--config`
+or `LAYERED_LLM_CONFIG` names, then default.
 """
 
 import argparse
 import json
 import os
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
-ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
+from layered_llm.service import settings_sources as sources
+from layered_llm.service.settings_fields import SettingsError, check, flag
+from layered_llm.service.settings_fields import setting as _setting
+
+__all__ = ["Settings", "SettingsError", "add_arguments", "cache_directory", "child_environment", "flag", "load"]
+
 DEVICES: Final = ("cpu", "scripted")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 SCRIPTS: Final = ("echo", "hash")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-
-
-class SettingsError(Exception):
-    """A setting has a name or a value that is not allowed; the text names both the setting and what is allowed."""
-
-
-def _setting(
-    help_text: str, *, default: Any, group: str, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = (), low: float = 0
-) -> Any:
-    metadata = {"help": help_text, "group": group, "aliases": aliases, "choices": choices, "low": low}
-    return attrs.field(default=default, metadata=metadata)
+_NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +63,7 @@ class Settings:
     )
 
     host: str = _setting("address to listen on", default="127.0.0.1", group="http")
-    port: int = _setting("port to listen on, 0 for any free one", default=8000, group="http")
+    port: int = _setting("port to listen on, 0 for any free one", default=8000, group="http", high=65535)
     heartbeat_interval_s: float = _setting(
         "silence in a stream after which a comment line is sent", default=15.0, group="http", low=0.01
     )
@@ -112,9 +108,7 @@ class Settings:
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(Settings):
-            _check(field, getattr(self, field.name))
-        if self.port > 65535:
-            raise SettingsError(f"--port must be at most 65535, got {self.port}")
+            check(field, getattr(self, field.name), flag(field.name))
 
     def to_json(self) -> str:
         """One line that `from_json` turns back into an equal value."""
@@ -135,32 +129,34 @@ GROUPS: Final = {
 }
 
 
-def flag(name: str) -> str:
-    """The command line's spelling of a field's name."""
-    return "--" + name.replace("_", "-")
+def add_arguments(
+    parser: argparse.ArgumentParser, groups: Sequence[str] = tuple(GROUPS), defaults: Mapping[str, Any] = _NO_DEFAULTS
+) -> None:
+    """Adds --config and one flag for each field of these groups. Unset flags leave no trace in the namespace.
+
+    `defaults` are the command's own, as `load` takes them.
+    """
+    sources.add_flags(parser, attrs.fields(Settings), {key: GROUPS[key] for key in groups}, defaults)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds one flag for each field, in groups. Unset flags leave no trace in the namespace."""
-    groups = {key: parser.add_argument_group(title) for key, title in GROUPS.items()}
-    for field in attrs.fields(Settings):
-        meta = field.metadata
-        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
-        if _base_type(field) is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options |= {"type": _base_type(field), "choices": meta["choices"] or None}
-            options |= {"nargs": "+"} if _is_tuple(field) else {}
-            options |= {} if meta["choices"] else {"metavar": _metavar(field)}
-        groups[meta["group"]].add_argument(flag(field.name), *meta["aliases"], **options)
+def load(
+    arguments: argparse.Namespace | None = None,
+    environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] = _NO_DEFAULTS,
+) -> Settings:
+    """Settings from parsed flags over the environment over the file over defaults. Raises SettingsError.
 
-
-def load(arguments: argparse.Namespace | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from parsed flags over the environment over defaults. Raises SettingsError."""
-    values = _from_environment(os.environ if environment is None else environment)
-    names = {field.name for field in attrs.fields(Settings)}
+    `defaults` are the values that a command has for what nobody sets, where they differ from the table's.
+    """
+    variables = os.environ if environment is None else environment
     given = vars(arguments) if arguments is not None else {}
-    values |= {name: value for name, value in given.items() if name in names}
+    fields = attrs.fields(Settings)
+    values = dict(defaults)
+    config = given.get("config") or variables.get(sources.CONFIG_VARIABLE)
+    if config:
+        values |= sources.from_file(fields, Path(config).expanduser())
+    values |= sources.from_environment(fields, variables)
+    values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
 
 
@@ -174,66 +170,8 @@ def cache_directory(settings: Settings) -> Path:
 
 def child_environment() -> dict[str, str]:
     """The environment for engine processes: this one's, less the settings, which travel in a file."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(sources.ENVIRONMENT_PREFIX)}
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    fields = {ENVIRONMENT_PREFIX + field.name.upper(): field for field in attrs.fields(Settings)}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        if variable not in fields:
-            raise SettingsError(f"{variable} is no setting; known are {', '.join(sorted(fields))}")
-        values[fields[variable].name] = _parse(variable, fields[variable], text)
-    return values
-
-
-def _parse(variable: str, field: "attrs.Attribute[Any]", text: str) -> Any:
-    base = _base_type(field)
-    if _is_tuple(field):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if base is bool:
-        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-        if text.strip().lower() not in words:
-            raise SettingsError(f"{variable} must be true or false, got {text!r}")
-        return words[text.strip().lower()]
-    try:
-        return base(text)
-    except ValueError:
-        raise SettingsError(f"{variable} must be {_metavar(field)}, got {text!r}") from None
-
-
-def _check(field: "attrs.Attribute[Any]", value: Any) -> None:
-    meta = field.metadata
-    if meta["choices"] and value not in meta["choices"]:
-        raise SettingsError(f"{flag(field.name)} must be one of {', '.join(meta['choices'])}, got {value!r}")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and not meta["low"] <= value < float("inf"):
-        raise SettingsError(f"{flag(field.name)} must be at least {meta['low']:g}, got {value:g}")
-
-
-def _help(field: "attrs.Attribute[Any]") -> str:
-    shown = "" if field.default in (None, (), False) else f" (default: {field.default})"
-    text: str = field.metadata["help"]
-    return text + shown
-
-
-def _is_tuple(field: "attrs.Attribute[Any]") -> bool:
-    return typing.get_origin(field.type) is tuple
-
-
-def _base_type(field: "attrs.Attribute[Any]") -> type:
-    """str, int, float or bool behind `X | None` and `tuple[X, ...]`."""
-    parts: Sequence[Any] = typing.get_args(field.type) or (field.type,)
-    base: type = next(part for part in parts if part is not type(None))
-    return base
-
-
-def _metavar(field: "attrs.Attribute[Any]") -> str:
-    metavars: dict[type, str] = {str: "TEXT", int: "N", float: "X"}
-    return metavars[_base_type(field)]

@@ -1,0 +1,80 @@
+"""What one setting is: its type, default, help text and range, and how a value of it is checked.
+
+Must not know: which settings there are, where a value comes from.
+"""
+
+import math
+import typing
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+Field: TypeAlias = "attrs.Attribute[Any]"
+
+_KINDS: Final[dict[type, tuple[str, str]]] = {
+    str: ("TEXT", "text"),
+    int: ("N", "an integer"),
+    float: ("X", "a number"),
+    bool: ("BOOL", "true or false"),
+}
+"""Placeholder in a help text, and what a value has to be, in words."""
+
+
+class SettingsError(Exception):
+    """A setting has a name or a value that is not allowed; the text names the setting, its source and what is allowed."""
+
+
+def setting(
+    help_text: str,
+    *,
+    default: Any,
+    group: str,
+    aliases: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    low: float = 0,
+    high: float | None = None,
+) -> Any:
+    """A field of the table: `aliases` are further flags; numbers are in `low` … `high`."""
+    metadata = {"help": help_text, "group": group, "aliases": aliases, "choices": choices, "low": low, "high": high}
+    return attrs.field(default=default, metadata=metadata)
+
+
+def flag(name: str) -> str:
+    """The command line's spelling of a field's name."""
+    return "--" + name.replace("_", "-")
+
+
+def is_tuple(field: Field) -> bool:
+    return typing.get_origin(field.type) is tuple
+
+
+def base_type(field: Field) -> type:
+    """str, int, float or bool behind `X | None` and `tuple[X, ...]`."""
+    parts: Sequence[Any] = typing.get_args(field.type) or (field.type,)
+    base: type = next(part for part in parts if part is not type(None))
+    return base
+
+
+def metavar(field: Field) -> str:
+    return _KINDS[base_type(field)][0]
+
+
+def kind(field: Field) -> str:
+    """What one value of the field has to be, in words."""
+    return _KINDS[base_type(field)][1]
+
+
+def check(field: Field, value: Any, name: str) -> None:
+    """Raises SettingsError, which calls the setting `name`, for a value of the right type that is not allowed."""
+    meta = field.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        raise SettingsError(f"{name} must be one of {', '.join(meta['choices'])}, got {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not -math.inf < value < math.inf:
+        raise SettingsError(f"{name} must be a finite number, got {value:g}")
+    if value < meta["low"]:
+        raise SettingsError(f"{name} must be at least {meta['low']:g}, got {value:g}")
+    if meta["high"] is not None and value > meta["high"]:
+        raise SettingsError(f"{name} must be at most {meta['high']:g}, got {value:g}")

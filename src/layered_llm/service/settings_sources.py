@@ -1,0 +1,143 @@
+"""Where values of settings come from: flags, environment variables, a TOML file.
+
+Must not know: which settings there are, which source goes before which, the process's own environment.
+
+Every source refuses names that are no setting, and says which are.
+"""
+
+import argparse
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, flag, is_tuple, kind, metavar
+
+ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
+CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
+CONFIG_FLAG: Final = "--config"
+
+_WORDS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def variable(name: str) -> str:
+    """The environment's spelling of a field's name."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """A hint at what was meant, with a blank before it; empty where nothing known is like `word`."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, fields: Sequence[Field], groups: Mapping[str, str], defaults: Mapping[str, Any]
+) -> None:
+    """Adds --config, and one flag for each field of these groups. Unset flags leave no trace in the namespace.
+
+    Args:
+        groups: the groups' keys and titles, in order.
+        defaults: what differs from the fields' own defaults.
+    """
+    parser.add_argument_group("configuration").add_argument(
+        CONFIG_FLAG, default=argparse.SUPPRESS, metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]"
+    )
+    for key, title in groups.items():
+        group = parser.add_argument_group(title)
+        for field in fields:
+            if field.metadata["group"] == key:
+                _add_flag(group, field, defaults.get(field.name, field.default))
+
+
+def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Values by field name, from the variables with our prefix. Raises SettingsError."""
+    by_variable = {variable(field.name): field for field in fields}
+    values: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        if name not in by_variable:
+            known = sorted((*by_variable, CONFIG_VARIABLE))
+            raise SettingsError(f"{name} is no setting{closest(name, known)}; known are {', '.join(known)}")
+        field = by_variable[name]
+        values[field.name] = _from_text(field, text, name)
+        check(field, values[field.name], name)
+    return values
+
+
+def from_file(fields: Sequence[Field], path: Path) -> dict[str, Any]:
+    """Values by field name, from a TOML file whose keys are the fields' names or their flags' without `--`.
+
+    Raises SettingsError.
+    """
+    by_name = {field.name: field for field in fields}
+    values: dict[str, Any] = {}
+    for key, value in _read(path).items():
+        name = key.replace("-", "_")
+        if name not in by_name:
+            raise SettingsError(f"{path}: {key} is no setting{closest(name, by_name)}; known are {', '.join(sorted(by_name))}")
+        if name in values:
+            raise SettingsError(f"{path}: {key} is set twice, as {name} and as {name.replace('_', '-')}")
+        values[name] = _from_toml(by_name[name], value, f"{path}: {key}")
+        check(by_name[name], values[name], f"{path}: {key}")
+    return values
+
+
+def _add_flag(group: "argparse._ArgumentGroup", field: Field, default: Any) -> None:
+    meta = field.metadata
+    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field, default)}
+    if base_type(field) is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options |= {"type": base_type(field), "choices": meta["choices"] or None}
+        options |= {"nargs": "+"} if is_tuple(field) else {}
+        options |= {} if meta["choices"] else {"metavar": metavar(field)}
+    group.add_argument(flag(field.name), *meta["aliases"], **options)
+
+
+def _help(field: Field, default: Any) -> str:
+    shown = "" if default in (None, (), False) else f" (default: {default})"
+    return f"{field.metadata['help']}{shown} [{variable(field.name)}]"
+
+
+def _from_text(field: Field, text: str, name: str) -> Any:
+    base = base_type(field)
+    if is_tuple(field):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if base is bool:
+        if text.strip().lower() not in _WORDS:
+            raise SettingsError(f"{name} must be true or false, got {text!r}")
+        return _WORDS[text.strip().lower()]
+    try:
+        return base(text)
+    except ValueError:
+        raise SettingsError(f"{name} must be {kind(field)}, got {text!r}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"{path}: the configuration file cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not a TOML file: {error}") from error
+
+
+def _from_toml(field: Field, value: Any, name: str) -> Any:
+    if not is_tuple(field):
+        return _item(field, value, name, kind(field))
+    wanted = f"an array, each item {kind(field)}"
+    if not isinstance(value, list):
+        raise SettingsError(f"{name} must be {wanted}, got {value!r}")
+    return tuple(_item(field, item, name, wanted) for item in value)
+
+
+def _item(field: Field, value: Any, name: str, wanted: str) -> Any:
+    base = base_type(field)
+    is_whole_number = base is float and type(value) is int
+    if type(value) is not base and not is_whole_number:  # an exact match: to Python, true is an integer
+        raise SettingsError(f"{name} must be {wanted}, got {value!r}")
+    return value
