@@ -4,13 +4,13 @@ Must not know: HTTP, how a program starts trio.
 
 Text worker and scheduler are tasks; the runtime is a thread that blocks for steps as its process would. The links are ZMQ over
 inproc://, in a context of its own, so that two engines in one program do not know of each other. A part that fails ends the
-engine: there is no process to restart.
+engine, whose status says why: there is no process to restart.
 """
 
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final, assert_never
 
@@ -25,10 +25,12 @@ from layered_llm.runtime.device import DeviceError
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
+from layered_llm.service.engine_process import leaves
 from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.runtime import work_runtime
 from layered_llm.service.scheduler import work_scheduler
+from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
 from layered_llm.service.supervisor import ApiLink, Supervisor, find_checkpoint
@@ -46,13 +48,33 @@ class EngineStartFailed(Exception):  # noqa: N818 - states what happened
     """The engine could not be started; one line that says why."""
 
 
+@contextlib.contextmanager
+def without_group() -> Iterator[None]:
+    """Around a nursery: raises the one exception in the nursery's group instead of the group.
+
+    Groups inside of that group are left: they are the block's own, or tell of several faults of the engine.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        (only,) = group.exceptions
+        context = only.__context__
+        try:
+            raise only
+        finally:
+            only.__context__ = context
+
+
 @contextlib.asynccontextmanager
 async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient]:
     """A client of an engine that lives as long as the block, ready when the block begins.
 
-    Leaving the block, in whatever way, aborts what is open and ends the engine. Raises EngineStartFailed.
+    Leaving the block, in whatever way, aborts what is open and ends the engine. Raises EngineStartFailed, and what the block
+    raises as it is, without the group of a nursery.
     """
-    with open_context() as context, open_context() as runtime_context:
+    with open_context() as context, open_context() as runtime_context, without_group():
         links = ZmqLinks(context, runtime_context)
         launcher = TaskLauncher(settings, links, runtime_context)
         async with EmbeddedEngine(settings, links, launcher, partial(find_checkpoint, settings)).open() as client:
@@ -69,23 +91,31 @@ class EmbeddedEngine:
     _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
     _leave: trio.Event = attrs.field(factory=trio.Event)
     _is_over: trio.Event = attrs.field(factory=trio.Event)
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Around all tasks of the engine."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[EngineClient]:
-        """The client, ready; leaving the block ends the engine in order, a cancellation ends it at once."""
+        """The client, ready. Leaving the block ends the engine in order, also when the block is cancelled.
+
+        What cancels the block does not reach the engine before: whoever cleans up under a shield still has one.
+        """
         async with trio.open_nursery() as nursery:
-            client = await nursery.start(self._run)
+            client: EngineClient = await nursery.start(self._run)
             try:
+                await until_ready(client)
+                self._scope.shield = True
                 yield client
             finally:
                 self._leave.set()
                 with trio.move_on_after(LEAVE_S, shield=True):
                     await self._is_over.wait()
-                nursery.cancel_scope.cancel(reason="the engine is closed")
+                self._scope.cancel(reason="the engine is closed")
 
     async def _run(self, *, task_status: trio.TaskStatus[EngineClient]) -> None:
         try:
-            await self._live(task_status)
+            with self._scope:
+                await self._live(task_status)
         finally:
             self._is_over.set()
 
@@ -105,7 +135,6 @@ class EmbeddedEngine:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._supervise, apis, connection)
                 nursery.start_soon(connection.run, self._leave)
-                await _until_ready(client)
                 task_status.started(client)
 
     async def _supervise(self, apis: ApiLink, connection: EngineConnection) -> None:
@@ -115,7 +144,7 @@ class EmbeddedEngine:
             addresses=engine_addresses,
             links=self._links,
             apis=apis,
-            supervision=Supervision(pid=os.getpid()),
+            supervision=Supervision(pid=os.getpid(), max_restarts=0),
             launcher=self._launcher,
             find_checkpoint=self._find_checkpoint,
             owner_gone=trio.Event().wait,
@@ -128,7 +157,8 @@ def engine_addresses(generation: int) -> LinkAddresses:
     return LinkAddresses.in_process(_NAME, generation=generation)
 
 
-async def _until_ready(client: EngineClient) -> None:
+async def until_ready(client: EngineClient) -> None:
+    """Raises EngineStartFailed when the engine will never be ready."""
     while True:
         status = client.status()
         if status.phase is EnginePhase.READY:
@@ -148,22 +178,25 @@ class TaskLauncher:
     """Of the link to the runtime alone: shut down to end the runtime's thread."""
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
-        addresses = engine_addresses(generation)
+        reason = f"{role} left"
         try:
-            match role:
-                case Role.TEXT:
-                    await work_text(self._links, addresses, index, checkpoint.directory)
-                case Role.SCHEDULER:
-                    await work_scheduler(self._links, addresses, self._settings)
-                case Role.RUNTIME:
-                    await self._run_runtime(addresses, checkpoint)
-                case Role.API | Role.SUPERVISOR:
-                    raise InvariantViolated(f"{role} is no engine process")
-                case _:
-                    assert_never(role)
-        except (UnreadableCheckpoint, DeviceError) as error:
-            return str(error)
-        return f"{role} left"
+            await self._work(role, index, engine_addresses(generation), checkpoint)
+        except* (UnreadableCheckpoint, DeviceError, RuntimeFailed, StepOverdue) as group:
+            reason = "; ".join(str(error) for error in leaves(group))
+        return reason
+
+    async def _work(self, role: Role, index: int, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
+        match role:
+            case Role.TEXT:
+                await work_text(self._links, addresses, index, checkpoint.directory)
+            case Role.SCHEDULER:
+                await work_scheduler(self._links, addresses, self._settings)
+            case Role.RUNTIME:
+                await self._run_runtime(addresses, checkpoint)
+            case Role.API | Role.SUPERVISOR:
+                raise InvariantViolated(f"{role} is no engine process")
+            case _:
+                assert_never(role)
 
     async def _run_runtime(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         """A thread cannot be cancelled: the context is shut down under it, and it ends with its present step."""

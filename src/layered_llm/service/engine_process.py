@@ -78,7 +78,7 @@ def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expe
     try:
         work(arguments)
     except* expected as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(EXIT_FAILED)  # a device or a socket in an unknown state must not hold the exit up
@@ -93,8 +93,9 @@ def set_up_logging(role: Role, settings: Settings) -> None:
     )
 
 
-def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions in a group and in its groups."""
     found: list[Exception] = []
     for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found

@@ -55,6 +55,8 @@ class Supervision:
     """What the supervisor knows. One generation of engine processes at a time."""
 
     _pid: int
+    _max_restarts: int = MAX_RESTARTS
+    """Within RESTART_WINDOW_S."""
     _phase: EnginePhase = EnginePhase.STARTING
     _detail: str = "starting"
     _generation: int = 0
@@ -115,7 +117,7 @@ class Supervision:
         was_ready = self._phase is EnginePhase.READY
         self._restarts_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTART_WINDOW_S]
         silenced = self._forget_engine()
-        if not was_ready or len(self._restarts_s) >= MAX_RESTARTS:
+        if not was_ready or len(self._restarts_s) >= self._max_restarts:
             return (*silenced, *self._move(EnginePhase.FAILED, reason))
         self._restarts_s.append(now_s)
         return (*silenced, *self._move(EnginePhase.RESTARTING, f"restarting: {reason}"))
