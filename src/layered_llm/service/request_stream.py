@@ -34,6 +34,11 @@ class RequestStream:
     def request(self) -> RequestId:
         return self._record.request
 
+    @property
+    def is_over(self) -> bool:
+        """Ended, rejected, lost or closed: nothing is owed for it any more."""
+        return self._record.is_over
+
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""
         while self._record.verdict is None:
