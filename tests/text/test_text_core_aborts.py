@@ -248,6 +248,17 @@ def aborted(bench: CoreBench) -> list[RequestId]:
     return [order.request for order in bench.aborts]
 
 
+def test_check_finds_a_lost_request_and_one_that_is_kept() -> None:
+    bench = CoreBench.of()
+    request = bench.admit()
+    admitted = bench.core._admitted.pop(request)
+    assert 1 == len(bench.core.check())
+    bench.core._admitted[request] = admitted
+    assert () == bench.core.check()
+    admitted.choices[0].is_confirmed = True
+    assert 2 == len(bench.core.check())
+
+
 def test_a_slow_api_may_submit_again() -> None:
     bench = CoreBench.of()
     bench.take(bench.core.api_gone(API, AbortReason.SLOW_CONSUMER))

@@ -14,7 +14,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit, TextToApi
+from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Queued,
@@ -45,7 +45,7 @@ class TextCore:
         self._limits = limits
         self._preparing: set[RequestId] = set()
         self._admitted: dict[RequestId, OpenRequest] = {}
-        self._dead_apis: set[ApiId] = set()
+        self._dead_apis: set[ApiId] = set()  # for good: the word of a death may overtake what the dead one sent
         self._counters = Counters()
 
     def submit(self, message: Submit) -> Preparation:
@@ -100,25 +100,24 @@ class TextCore:
         With PEER_DIED nothing is told to it, and what it may have submitted before and arrives later is dropped. With any other
         reason `to_api` holds the verdict or the end of each request, for when it takes messages again.
         """
+        unprepared = sorted(request for request in self._preparing if api_of(request) == api)
+        for request_id in unprepared:
+            self._drop(request_id)
+        gone = self._open_requests_of(api)
+        for request in gone:
+            request.is_silent = True
+        self._counters.aborts_own += len(gone)
+        orders = tuple(AbortRequest(request=request.request, reason=reason) for request in gone)
         if reason is AbortReason.PEER_DIED:
             self._dead_apis.add(api)
-        verdicts: list[TextToApi] = []
-        for request_id in sorted(request for request in self._preparing if api_of(request) == api):
-            self._drop(request_id)
-            verdicts.append(fell_behind(request_id))
-        orders: list[TextToScheduler] = []
+            return Outgoing(to_scheduler=orders)
+        unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
         tables = TextTables()
-        for request in self._open_requests_of(api):
-            orders.append(AbortRequest(request=request.request, reason=reason))
-            self._counters.aborts_own += 1
+        for request in gone:
             if request.is_queued:
                 self._end_all(request, tables)
-            else:
-                verdicts.append(fell_behind(request.request))
-            request.is_silent = True
-        if reason is AbortReason.PEER_DIED:
-            return Outgoing(to_scheduler=tuple(orders))
-        return Outgoing(to_scheduler=tuple(orders), to_api=(*((api, verdict) for verdict in verdicts), *tables.messages()))
+        verdicts = [(api, fell_behind(request_id)) for request_id in unanswered]
+        return Outgoing(to_scheduler=orders, to_api=(*verdicts, *tables.messages()))
 
     def from_scheduler(self, message: SchedulerToText) -> Outgoing:
         """Raises InvariantViolated for what does not fit what came before: then our own scheduler or we are wrong."""

@@ -21,6 +21,7 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.stop_strings import StopAutomaton
+from layered_llm.text.tokenizer import CannotEncode
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
@@ -109,9 +110,8 @@ class Preparation:
             return self._too_long(f"at least {least_tokens}")
         try:
             return pack_i32(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except UnicodeEncodeError as error:
-            surrogate = ord(error.object[error.start])
-            message = f"The text holds U+{surrogate:04X}, half of a surrogate pair, which is no character by itself."
+        except CannotEncode as error:
+            message = f"The text cannot be turned into tokens: {error}."
             return self._reject(RejectReason.INVALID_PARAMETER, message, self._prompt_param)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:

@@ -18,6 +18,10 @@ from layered_llm.text.prompt_bound import PromptBound, prompt_bound
 _NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+class CannotEncode(ValueError):  # noqa: N818 - states what happened
+    """The text has no tokens in this vocabulary; the message says what it holds."""
+
+
 class Tokenizer:
     """A `tokenizers` pipeline together with the tables that make its decoding incremental."""
 
@@ -56,10 +60,16 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`, in which spelled-out special tokens are parsed; `add_special_tokens` adds those around a plain text.
 
-        Raises UnicodeEncodeError for a lone surrogate. The interpreter lock is free during the work.
+        Raises CannotEncode. The interpreter lock is free during the work.
         """
-        text.encode()  # the library's own error does not say where
-        return self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            text.encode()
+            return self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except UnicodeEncodeError as error:
+            surrogate = f"U+{ord(text[error.start]):04X}"
+            raise CannotEncode(f"it holds {surrogate}, half of a surrogate pair, at character {error.start}") from error
+        except Exception as error:  # plain Exception is what the library raises, as for a model without unknown token
+            raise CannotEncode(f"the tokenizer refuses it: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The library's decoding of a whole sequence; ids out of the vocabulary give nothing."""
