@@ -44,17 +44,19 @@ def run_server(settings: Settings) -> int:
 
 async def _serve(api: Api, sockets: Sequence[socket.socket]) -> int:
     outcome = _Outcome()
-    async with trio.open_nursery() as nursery:
-        serve = partial(
-            serving.serve,
-            sockets=sockets,
-            options=api.options,
-            on_shutdown_requested=api.drain.begin,
-            shutdown_trigger=partial(_until_over, api, outcome),
-        )
-        urls = await nursery.start(serve, api.application)
-        _say(f"listening on {', '.join(urls)}")
-        nursery.start_soon(_tell_phases, api)
+    serve = partial(
+        serving.serve,
+        sockets=sockets,
+        options=api.options,
+        on_shutdown_requested=api.drain.begin,
+        shutdown_trigger=partial(_until_over, api, outcome, sockets),
+    )
+    async with trio.open_nursery() as telling:
+        async with trio.open_nursery() as nursery:
+            urls = await nursery.start(serve, api.application)
+            _say(f"listening on {', '.join(urls)}")
+            telling.start_soon(_tell_phases, api)
+        telling.cancel_scope.cancel(reason="the server is over")
     return EXIT_FAILED if outcome.engine_failed else EXIT_OK
 
 
@@ -63,12 +65,14 @@ class _Outcome:
     engine_failed: bool = False
 
 
-async def _until_over(api: Api, outcome: _Outcome) -> None:
-    """Returns when the server is to stop."""
+async def _until_over(api: Api, outcome: _Outcome, sockets: Sequence[socket.socket]) -> None:
+    """Returns when the server is to stop, and from then on refuses connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_failed, api, outcome, nursery.cancel_scope)
         await wait_for_stop_signal()
         nursery.cancel_scope.cancel(reason="told to stop by a signal")
+    for sock in sockets:
+        sock.close()  # the kernel would let clients connect, and wait, as long as one duplicate of the socket listens
 
 
 async def _cancel_when_failed(api: Api, outcome: _Outcome, waiting: trio.CancelScope) -> None:
