@@ -35,8 +35,9 @@ from layered_llm.transport.ports import MessageLink
 LAST_ABORTS_S: Final = 1.0
 GOODBYE_S: Final = 4.0
 
-_DISCONNECTED: Final = EngineStatus(
-    phase=EnginePhase.STOPPING, generation=0, supervisor_pid=0, detail="not connected to a supervisor"
+_LEFT: Final = EngineStatus(phase=EnginePhase.STOPPING, generation=0, supervisor_pid=0, detail="the server is stopping")
+_LOST: Final = EngineStatus(
+    phase=EnginePhase.RESTARTING, generation=0, supervisor_pid=0, detail="the supervisor is gone; waiting for another"
 )
 
 TextLink = MessageLink[ApiToText, TextToApi]
@@ -77,7 +78,7 @@ class EngineConnection:
                 await self._say_goodbye()
             finally:
                 self._client.on_supervisor(None)
-                self._client.on_status(_DISCONNECTED, ())
+                self._client.on_status(_LEFT if leave.is_set() else _LOST, ())
             nursery.cancel_scope.cancel(reason="left the engine")
 
     async def _end_with_supervisor(self, scope: trio.CancelScope) -> None:
