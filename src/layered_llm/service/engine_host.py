@@ -69,6 +69,8 @@ class EngineHost:
             if not leave.is_set():
                 self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
                 await leave.wait()
+        if self._owner.pid == os.getpid():  # else other API processes may still need it
+            directory.remove_unless_locked()
 
     async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, leave: trio.Event) -> None:
         address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis

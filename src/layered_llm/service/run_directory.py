@@ -99,6 +99,14 @@ class RunDirectory:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def remove_unless_locked(self) -> None:
+        """A held lock means that the supervisor still lives; it removes the directory itself."""
+        with contextlib.suppress(FileNotFoundError):  # the supervisor was faster, or another server that sweeps
+            lock = self.try_lock()
+            if lock is not None:
+                self.remove()
+                os.close(lock)
+
 
 def _base() -> Path:
     return Path(tempfile.gettempdir()) / f"layered-llm-{os.getuid()}"
@@ -117,13 +125,4 @@ def _sweep(base: Path) -> None:
         pid, _, start_time = path.name.partition("-")
         if not (pid.isdigit() and start_time.isdigit()) or Owner(int(pid), int(start_time)).is_alive:
             continue
-        with contextlib.suppress(FileNotFoundError):  # two servers that start together sweep together
-            _remove_unless_locked(RunDirectory(path, Owner(int(pid), int(start_time))))
-
-
-def _remove_unless_locked(leftover: RunDirectory) -> None:
-    """A held lock means that the supervisor still lives; it removes the directory itself."""
-    lock = leftover.try_lock()
-    if lock is not None:
-        leftover.remove()
-        os.close(lock)
+        RunDirectory(path, Owner(int(pid), int(start_time))).remove_unless_locked()
