@@ -56,9 +56,7 @@ def open_stream(client: RawClient) -> None:
         ("hypercorn-w2", signal.SIGTERM),
     ],
 )
-def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(
-    launcher: str, number: signal.Signals, model: Path
-) -> None:
+def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: str, number: signal.Signals, model: Path) -> None:
     with LAUNCHERS[launcher](scripted(model, **SLOW)) as server, raw_client(server.port) as client:
         open_stream(client)
         code = server.stop(number, STOP_S)
@@ -86,14 +84,25 @@ def test_streams_get_the_drain_timeout_to_end_by_themselves(model: Path) -> None
         assert 0 == server.process.wait(STOP_S)
 
 
+def test_a_draining_server_refuses_connections(model: Path) -> None:
+    with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=20)) as server, raw_client(server.port) as client:
+        open_stream(client)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.health() == 0, STOP_S)
+        client.read_until(b'"text"', count=client.received.count(b'"text"') + 3)
+        client.leave("FIN")
+
+        assert 0 == server.process.wait(STOP_S)
+
+
 def test_a_second_signal_does_not_wait_for_the_drain(model: Path) -> None:
     with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=60)) as server, raw_client(server.port) as client:
         open_stream(client)
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.health() != 200)
+        eventually(lambda: server.health() == 0)
         code = server.stop(signal.SIGTERM, STOP_S)
 
-        assert code in (0, 1, -signal.SIGTERM)
+        assert -signal.SIGTERM == code
         server.wait_gone(STOP_S)
 
 

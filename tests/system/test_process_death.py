@@ -1,0 +1,124 @@
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.byte_checkpoint import write_byte_checkpoint
+from support.eventually import TIMEOUT_S, eventually
+from support.raw_client import DONE, raw_client
+from support.server import Server, hypercorn_server, python_server, scripted
+
+ENDLESS = {"prompt": "ab", "max_tokens": 4000}
+ENGINE_ROLES = ["text", "scheduler", "runtime", "supervisor"]
+RESTARTS = 3
+SETTINGS = {"scripted_step_ms": 10, "drain_timeout_s": 0.2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_checkpoint(tmp_path_factory.mktemp("model"), context_tokens=8192)
+
+
+def answer(server: Server) -> tuple[int, str]:
+    response = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 5})
+    return response.status_code, response.json()["choices"][0]["text"]
+
+
+def last_event(received: bytes) -> Any:
+    """The last event before [DONE]."""
+    events = [part for part in received.split(b"data: ") if part.startswith(b"{")]
+    return json.loads(events[-1].partition(b"\n\n")[0])
+
+
+def check_death(server: Server, role: str) -> None:
+    with raw_client(server.port) as stream, ThreadPoolExecutor(1) as whole:
+        stream.post("/v1/completions", {**ENDLESS, "stream": True})
+        stream.read_until(b'"text"', count=3)
+        response = whole.submit(server.post, "/v1/completions", ENDLESS)
+        eventually(lambda: server.total("open_requests") >= 6)  # two, in each of api, text and scheduler
+        victim = server.process_of(role)
+        victim.send(signal.SIGKILL)
+        stream.read_until(DONE)
+        failed = response.result(TIMEOUT_S)
+
+    assert "engine_lost" == last_event(stream.received)["error"]["code"]
+    assert (503, "engine_lost") == (failed.status_code, failed.json()["error"]["code"])
+    server.wait_ready()
+    assert victim.pid != server.process_of(role).pid
+    assert (200, "abcab") == answer(server)
+    server.wait_quiescent()
+
+
+@pytest.mark.parametrize("role", ENGINE_ROLES)
+def test_the_death_of_a_process_ends_every_open_request_and_the_engine_comes_back(role: str, model: Path) -> None:
+    with python_server(scripted(model, **SETTINGS)) as server:
+        check_death(server, role)
+
+
+@pytest.mark.parametrize("role", ["runtime", "supervisor"])
+def test_the_same_under_two_workers_of_hypercorn(role: str, model: Path) -> None:
+    with hypercorn_server(scripted(model, **SETTINGS), "-w", "2") as server:
+        check_death(server, role)
+
+
+def test_health_is_503_while_the_engine_restarts_and_the_log_names_the_dead_process(model: Path) -> None:
+    with python_server(scripted(model, **SETTINGS)) as server:
+        server.process_of("runtime").send(signal.SIGKILL)
+        eventually(lambda: server.health() == 503)
+        health = server.get("/health")
+        server.wait_ready()
+
+        assert "restarting: runtime-0 was killed by SIGKILL" in server.log
+        assert (503, "restarting") == (health.status_code, health.json()["phase"])
+
+
+def restarted(server: Server, role: str, earlier: set[int]) -> bool:
+    """Whether the server is ready again, or over."""
+    if server.process.poll() is not None:
+        return True
+    found = {process.pid for process in server.processes() if process.role == role}
+    return bool(found) and not found & earlier and server.health() == 200
+
+
+def kill_until_it_fails(server: Server, role: str) -> int:
+    """Kills the role's process whenever the engine is ready; how often that was."""
+    killed: set[int] = set()
+    while server.process.poll() is None and server.health() == 200:
+        process = server.process_of(role)
+        killed.add(process.pid)
+        process.send(signal.SIGKILL)
+        eventually(lambda: restarted(server, role, killed) or has_failed(server))
+    return len(killed)
+
+
+def has_failed(server: Server) -> bool:
+    return "failed: " in server.log
+
+
+@pytest.mark.parametrize("role", ["runtime", "supervisor"])
+def test_an_engine_that_dies_again_and_again_ends_the_server(role: str, model: Path) -> None:
+    with python_server(scripted(model, **SETTINGS)) as server:
+        kills = kill_until_it_fails(server, role)
+
+        assert 1 == server.process.wait(TIMEOUT_S)
+        assert 2 <= kills <= RESTARTS + 1
+        assert "layered_llm: failed: " in server.log
+        server.wait_gone(5.0)
+
+
+def test_a_failed_engine_under_hypercorn_stays_503_and_says_why(model: Path) -> None:
+    with hypercorn_server(scripted(model, **SETTINGS)) as server:
+        runtimes: set[int] = set()
+        while server.health() == 200:
+            process = server.process_of("runtime")
+            runtimes.add(process.pid)
+            process.send(signal.SIGKILL)
+            eventually(lambda: restarted(server, "runtime", runtimes) or server.get("/health").json().get("phase") == "failed")
+        refused = server.post("/v1/completions", {"prompt": "ab"})
+
+        assert RESTARTS + 1 == len(runtimes)
+        assert (503, "engine_failed") == (refused.status_code, refused.json()["error"]["code"])
+        assert "retry-after" not in refused.headers
