@@ -139,7 +139,8 @@ class TextWorker:
         for order in outgoing.to_scheduler:
             self._to_scheduler.emit(order)
         for api, message in outgoing.to_api:
-            if self._owed.get(api) or not self._taken(api, message):
+            if api in self._owed or not self._taken(api, message):
+                self._owed.setdefault(api, []).append(message)
                 self._fall_behind(core, api)
 
     def _fall_behind(self, core: TextCore, api: ApiId) -> None:

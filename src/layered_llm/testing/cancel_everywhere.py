@@ -26,7 +26,7 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.testing.contract import broken_promises
 from layered_llm.testing.deterministic import run_deterministic
-from layered_llm.testing.injection import Fault, Injected, StepInjector
+from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import InlineEngineOptions, open_inline_engine
 from layered_llm.transport.http.debug_state import is_quiescent
 from layered_llm.transport.http.engine_port import Engine, EngineStream
@@ -37,6 +37,13 @@ _LOOK_EVERY_S: Final = 0.05
 
 Scenario = Callable[[Engine], Awaitable[None]]
 """Works with the engine as the HTTP layer and the library see it."""
+
+
+TargetScenario = Callable[[Engine, trio.Event], Awaitable[None]]
+"""As a Scenario; the event is set when its client is gone, which only targets with a client look at."""
+
+LIBRARY_FAULTS: Final = (Fault.CANCEL, Fault.DEADLINE, Fault.ERROR)
+CLIENT_FAULTS: Final = (Fault.CANCEL, Fault.DISCONNECT)
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +75,7 @@ class Target:
     """A scenario under test."""
 
     name: str
-    run: Scenario
+    run: TargetScenario
     """The target: it gets the faults."""
     beside: tuple[Scenario, ...] = ()
     """Run at the same time, without faults; they must end by themselves."""
@@ -79,7 +86,7 @@ class Target:
 
 
 def cancel_everywhere(
-    target: Target, *, seeds: Iterable[int], faults: Iterable[Fault] = tuple(Fault), every: int = 1
+    target: Target, *, seeds: Iterable[int], faults: Iterable[Fault] = LIBRARY_FAULTS, every: int = 1
 ) -> Coverage:
     """Every `every`-th step of the target gets each of the faults, for each seed."""
     points, failures, kinds = 0, [], tuple(faults)
@@ -161,12 +168,16 @@ class _WatchedEngine:
 
 
 async def _run_target(target: Target, engine: _WatchedEngine, injector: StepInjector) -> None:
-    with contextlib.suppress(Injected), trio.CancelScope() as scope:
-        injector.watch(trio.lowlevel.current_task(), scope)
-        try:
-            await target.run(engine)
-        finally:
-            injector.unwatch()
+    try:
+        with trio.CancelScope() as scope:
+            watched = Watched(task=trio.lowlevel.current_task(), scope=scope, disconnect=trio.Event())
+            injector.watch(watched)
+            try:
+                await target.run(engine, watched.disconnect)
+            finally:
+                injector.unwatch()
+    except* Injected:
+        pass
     engine.check_all_left()
 
 

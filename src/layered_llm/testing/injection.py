@@ -1,21 +1,18 @@
-"""One fault, exactly between two steps of a task.
+"""One fault, exactly between two steps of a task or of the tasks that it started.
 
 Must not know: engines, requests.
 
 A step of a task is what it does between two points where it waits. A fault is injected while the task waits: it is there before
 anything that the task waits for can be. So counting the steps of a run, and repeating the run once for each, covers every point
-at which the outside world can interrupt the task.
+at which the outside world can interrupt the target.
 """
 
 import enum
-from typing import Final
 
 import attrs
 import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
-
-SPENT_S: Final = 0.0
 
 
 @enum.unique
@@ -28,50 +25,72 @@ class Fault(enum.Enum):
     """Its cancel scope's deadline passes."""
     ERROR = "error"
     """What it waits for raises."""
+    DISCONNECT = "disconnect"
+    """Its client is gone: for a target that has one, and waits for this."""
 
 
 class Injected(Exception):  # noqa: N818 - states what happened
     """The error of Fault.ERROR."""
 
 
+@attrs.frozen(eq=False)
+class Watched:
+    """What is counted, and what a fault can do to it."""
+
+    task: Task
+    """Its steps count, and those of every task under it."""
+    scope: trio.CancelScope
+    """Around all that the task does."""
+    disconnect: trio.Event
+
+
 @attrs.define(eq=False)
 class StepInjector(trio.abc.Instrument):
-    """Counts the steps of one task, and injects one fault behind a given one."""
+    """Counts the steps of a target, and injects one fault behind a given one."""
 
     _fault: Fault | None = None
     _behind_step: int = 0
     """1 is the first step; a fault behind a step that never comes is not injected."""
     steps: int = 0
     was_injected: bool = False
-    _task: Task | None = None
-    _scope: trio.CancelScope | None = None
+    _watched: Watched | None = None
 
-    def watch(self, task: Task, scope: trio.CancelScope) -> None:
-        """From its next step on, the task is counted; `scope` is around all that it does."""
-        self._task, self._scope = task, scope
+    def watch(self, watched: Watched) -> None:
+        """From its next step on, the target is counted."""
+        self._watched = watched
 
     def unwatch(self) -> None:
-        """The task has left `scope`."""
-        self._task = self._scope = None
+        """The target has ended."""
+        self._watched = None
 
     def after_task_step(self, task: Task) -> None:
         """Called by trio."""
-        if task is not self._task or self._scope is None:
+        if self._watched is None or not _is_under(task, self._watched.task):
             return
         self.steps += 1
         if self.steps == self._behind_step and self._fault is not None:
             self.was_injected = True
-            _inject(self._fault, task, self._scope)
+            _inject(self._fault, task, self._watched)
 
 
-def _inject(fault: Fault, task: Task, scope: trio.CancelScope) -> None:
+def _is_under(task: Task | None, root: Task) -> bool:
+    while task is not None:
+        if task is root:
+            return True
+        task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
+    return False
+
+
+def _inject(fault: Fault, task: Task, watched: Watched) -> None:
     match fault:
         case Fault.CANCEL:
-            scope.cancel(reason="injected")
+            watched.scope.cancel(reason="injected")
         case Fault.DEADLINE:
-            scope.deadline = trio.current_time()
+            watched.scope.deadline = trio.current_time()
         case Fault.ERROR:
             _raise_in(task)
+        case Fault.DISCONNECT:
+            watched.disconnect.set()
 
 
 def _raise_in(task: Task) -> None:
