@@ -61,6 +61,28 @@ async def test_no_bytes_harm_more_than_their_own_connection(server: RunningServe
     await check_healthy(server)
 
 
+async def test_a_body_over_the_limit_is_answered_though_its_sender_goes_on(server: RunningServer) -> None:
+    body = b"x" * 3_000_000
+    client = await server.connect()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    await client.send_all(head.encode() + body)
+
+    assert b" 413 " in await read_to_end(client)
+    await client.aclose()
+
+
+async def test_a_sender_that_never_stops_is_left_after_a_while(server: RunningServer) -> None:
+    client = await server.connect()
+    await client.send_all(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
+
+    with trio.fail_after(3), contextlib.suppress(trio.BrokenResourceError):
+        while True:
+            await client.send_all(b"x" * 100_000)
+
+    await client.aclose()
+
+
 async def test_http2_data_behind_an_early_response_harms_nothing(server: RunningServer) -> None:
     client = H2Client(await server.connect())
     await client.start()

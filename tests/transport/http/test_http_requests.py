@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import unpack_i32
@@ -427,6 +427,7 @@ FIELDS = st.sampled_from(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(FIELDS, ANY_JSON))
 def test_any_json_is_either_a_request_or_a_400(fields: dict[str, object]) -> None:
     body = json.dumps(fields).encode()

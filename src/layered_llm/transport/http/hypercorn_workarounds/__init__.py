@@ -5,8 +5,10 @@ Must not know: the application.
 Each fault has a test that fails without its workaround, so that the file can be deleted when upstream has mended it:
 
 * `tcp_server`: a write to a peer that does not read cannot be cancelled; a peer that leaves behind unread bytes is not
-  noticed; connections lack keepalive.
-* `h2_protocol`: HTTP/2 streams have no backpressure, and no end when the peer's window never opens.
+  noticed; an idle connection outlives its peer; a refused body costs its response; one connection's error ends the server;
+  connections lack keepalive.
+* `h2_protocol`: HTTP/2 streams have no backpressure, no end when the peer's window never opens, and an error for DATA behind
+  an early response.
 * `worker`: `hypercorn layered_llm.app` starts asyncio; workers die by SIGTERM while they drain; the application is not told
   of a shutdown.
 * `options`: defaults that break pools of keep-alive clients and freeze HTTP/2 streams after 1,000 requests.

@@ -6,6 +6,8 @@ Faults of upstream:
 * `protocol_send` shields a write without a deadline, so that a peer that does not read holds its handler for ever, and a
   shutdown; it takes its lock outside of the shield, so that a cancelled exchange can lose frames of the others.
 * After the end of an idle connection its timer runs on, and holds the socket until it ends.
+* A connection is closed with the rest of a refused body unread: the kernel then resets it, and the client never sees the
+  response that says why.
 * An exception of the protocol, such as for bytes behind a websocket's upgrade, ends the whole server.
 * When the peer sends bytes behind its request, the reader is parked until the response is complete, and does not see the
   end of the connection. The kernel does: it leaves ESTABLISHED.
@@ -13,7 +15,7 @@ Faults of upstream:
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, cast
 
 import trio
@@ -29,6 +31,8 @@ _TCP_ESTABLISHED: Final = 1
 _TCP_STATE_BYTES: Final = 1
 """The first field of Linux's `struct tcp_info` is the state, one byte."""
 _CLOSE_GRACE_S: Final = 1.0
+_LINGER_S: Final = 1.0
+"""How long a peer may go on sending behind the last byte that it gets."""
 
 
 class WatchedTCPServer(TCPServer):
@@ -49,6 +53,8 @@ class WatchedTCPServer(TCPServer):
         transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._socket: trio.socket.SocketType = transport.socket
         self._peer_is_gone = False
+        self._is_lingering = False
+        self._reading = trio.CancelScope()
         set_tcp_options(self._socket, options)
 
     async def run(self) -> None:
@@ -63,11 +69,22 @@ class WatchedTCPServer(TCPServer):
                 if not await self._write(event.data):
                     with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
                         await self.protocol.handle(Closed())
-            case Updated() if self._peer_is_gone:
+            case Closed() if not self._peer_is_gone:
+                await self._linger()
+                await self.protocol.handle(event)
+            case Updated() if self._peer_is_gone or self._is_lingering:
                 # Nothing is to be waited for in idleness.
                 return
             case _:
                 await super().protocol_send(event)
+
+    async def _linger(self) -> None:
+        """Says that nothing more comes, and leaves the end to the reader."""
+        self._is_lingering = True
+        self._reading.deadline = trio.current_time() + _LINGER_S
+        if isinstance(self.stream, trio.SocketStream):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                await self.stream.send_eof()
 
     async def _write(self, data: bytes) -> bool:
         """Writes all of `data`, or closes the connection. Shielded, since half a write spoils it for every other stream."""
@@ -92,8 +109,10 @@ class WatchedTCPServer(TCPServer):
 
     async def _read_data(self) -> None:
         try:
-            while data := await self._receive():
-                await self._handle_watched(bytes(data))
+            with self._reading:
+                while data := await self._receive():
+                    if not self._is_lingering:
+                        await self._handle_watched(bytes(data))
         finally:
             # The peer is gone or the grace of a shutdown is over: no write is worth waiting for.
             self._peer_is_gone = True

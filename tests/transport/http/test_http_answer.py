@@ -1,0 +1,94 @@
+import itertools
+import json
+import random
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import StreamEvent
+from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.openai_schema.responses import CHAT, COMPLETIONS, ResponseHead, Shape
+from layered_llm.transport.http.sources import Batch
+from support.http_engine import ended, text_delta
+
+ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def plan(shape: Shape, prompts: int, n: int) -> AnswerPlan:
+    return AnswerPlan(
+        shape=shape,
+        head=ResponseHead(id="x-1", created_s=1, model="m"),
+        prompts=prompts,
+        choices_per_prompt=n,
+        prompt_tokens=3 * prompts,
+        include_usage=True,
+        continuous_usage=False,
+    )
+
+
+def batches(seed: int, prompts: int, n: int) -> list[Batch]:
+    """Random texts for each choice, merged at random and cut into random batches, each request's end behind its choices."""
+    rng = random.Random(seed)
+    queues: list[tuple[int, list[list[StreamEvent]]]] = []
+    for prompt in range(prompts):
+        rows = []
+        for choice in range(n):
+            texts = [rng.choice(["", "a", "bé", "\n"]) for _ in range(rng.randrange(4))]
+            row: list[StreamEvent] = [text_delta(text, choice=choice) for text in texts]
+            row.append(text_delta(rng.choice(["", "z"]), choice=choice, finish_reason=rng.choice(ENDS)))
+            rows.append(row)
+        queues.append((prompt, rows))
+    events: list[tuple[int, StreamEvent]] = []
+    while queues:
+        place = rng.randrange(len(queues))
+        prompt, rows = queues[place]
+        events.append((prompt, rng.choice(rows).pop(0)))
+        rows[:] = [row for row in rows if row]
+        if not rows:
+            events.append((prompt, ended()))
+            del queues[place]
+    cuts = sorted({0, len(events), *(rng.randrange(1, len(events)) for _ in range(rng.randrange(5)))})
+    return [tuple(events[start:stop]) for start, stop in itertools.pairwise(cuts)]
+
+
+def streamed(shape: Shape, answer_plan: AnswerPlan, parts: list[Batch]) -> tuple[dict[int, str], dict[int, str], Any]:
+    """Text and finish reason of each choice, and the usage, as a client of the stream sees them."""
+    answer = StreamedAnswer(answer_plan)
+    data = b"".join(answer.encode(batch) for batch in parts)
+    assert answer.is_complete
+    *items, done, nothing = data.decode().split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    texts: defaultdict[int, str] = defaultdict(str)
+    reasons: dict[int, str] = {}
+    *chunks, last = [json.loads(item.removeprefix("data: ")) for item in items]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        assert choice["index"] not in reasons, "nothing follows a choice's reason"
+        texts[choice["index"]] += choice["delta"].get("content", "") if shape is CHAT else choice["text"]
+        if choice["finish_reason"] is not None:
+            reasons[choice["index"]] = choice["finish_reason"]
+    assert last["choices"] == []
+    return dict(texts), reasons, last["usage"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([CHAT, COMPLETIONS]))
+def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int, prompts: int, n: int, shape: Shape) -> None:
+    answer_plan, parts = plan(shape, prompts, n), batches(seed, prompts, n)
+    whole = WholeAnswer(answer_plan)
+    for batch in parts:
+        whole.add(batch)
+    body = whole.result()
+    assert whole.is_complete
+    assert not isinstance(body, ApiError)
+
+    texts, reasons, usage = streamed(shape, answer_plan, parts)
+
+    assert texts == {c["index"]: c["message"]["content"] if shape is CHAT else c["text"] for c in body["choices"]}
+    assert reasons == {c["index"]: c["finish_reason"] for c in body["choices"]}
+    assert sorted(reasons) == list(range(prompts * n))
+    assert usage == body["usage"]
