@@ -1,0 +1,74 @@
+import os
+import signal
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from layered_llm.service.children import ChildExit, run_child
+from layered_llm.service.process_watch import process_start_time
+
+SAYS_ITS_PID = "import os, sys, threading; sys.stderr.write(f'pid {os.getpid()}\\n'); sys.stderr.flush();"
+FOLLOWS = f"{SAYS_ITS_PID} sys.stdin.read()"
+IGNORES_EOF = f"{SAYS_ITS_PID} threading.Event().wait()"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+async def run(code: str) -> ChildExit:
+    return await run_child("child", python(code), os.environ)
+
+
+async def test_an_exit_is_told_with_the_last_words() -> None:
+    ended = await run("import sys; print('first\\nno config.json\\n', file=sys.stderr); sys.exit(3)")
+
+    assert "child exited with code 3: no config.json" == str(ended)
+
+
+async def test_a_killed_child_is_told_by_its_signal() -> None:
+    ended = await run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+    assert "child was killed by SIGKILL" == str(ended)
+
+
+async def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
+    grandchild = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).pid)"
+
+    with trio.fail_after(30):
+        ended = await run(f"{grandchild}; sys.stdout.flush(); import os; os._exit(0)")
+
+    assert 0 == ended.returncode
+
+
+@pytest.mark.parametrize("code", [FOLLOWS, IGNORES_EOF], ids=["follows", "ignores"])
+async def test_leaving_the_scope_ends_the_child(code: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(run_child, "child", python(code), os.environ))
+            pid = await told_pid(capfd)
+            assert process_start_time(pid) > 0
+            nursery.cancel_scope.cancel()
+
+    with pytest.raises(ProcessLookupError):
+        process_start_time(pid)
+
+
+async def test_the_child_has_a_session_of_its_own() -> None:
+    ended = await run("import os, sys; sys.exit(0 if os.getsid(0) == os.getpid() else 1)")
+
+    assert 0 == ended.returncode
+
+
+async def told_pid(capfd: pytest.CaptureFixture[str]) -> int:
+    while True:
+        words = capfd.readouterr().err.split()
+        if words:
+            return int(words[1])
+        await trio.sleep(0.01)
+
+
+def test_signal_names_are_known() -> None:
+    assert "child was killed by SIGTERM" == str(ChildExit(name="child", returncode=-signal.SIGTERM, last_words=""))
