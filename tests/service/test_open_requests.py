@@ -169,3 +169,40 @@ def test_every_accepted_request_is_ended_aborted_or_lost(table: OpenRequests) ->
     aborted = sum(value for name, value in values.items() if name.startswith("layered_llm_aborts_emitted_total"))
     assert values["layered_llm_requests_accepted_total"] == sum(values[name] for name in outcomes) + aborted
     assert 0 == len(table)
+
+
+def accept(table: OpenRequests, request: RequestId, choices: int) -> None:
+    table.open(request, TEXT, 0.0, choices=choices)
+    table.on_verdict(Accepted(request=request, prompt_tokens=3))
+
+
+def finished(table: OpenRequests) -> dict[str, float]:
+    prefix = 'layered_llm_choices_finished_total{reason="'
+    return {name.removeprefix(prefix)[:-2]: n for name, n in table.samples() if name.startswith(prefix) and n}
+
+
+def test_each_choice_of_a_request_that_its_owner_left_is_counted_once(table: OpenRequests) -> None:
+    accept(table, FIRST, 3)
+    table.on_text(emitted((FIRST, 1, "x", (1,), FinishReason.STOP)), 1.0)
+
+    table.close(FIRST, AbortReason.CLIENT_GONE)
+    table.close(FIRST, AbortReason.CLIENT_GONE)
+
+    assert {"stop": 1, "abort": 2} == finished(table)
+
+
+def test_choices_that_are_lost_with_the_engine_ended_by_an_error(table: OpenRequests) -> None:
+    accept(table, FIRST, 2)
+    table.on_text(emitted((FIRST, 0, "x", (1,), FinishReason.LENGTH)), 1.0)
+
+    table.lose()
+
+    assert {"length": 1, "error": 1} == finished(table)
+
+
+def test_a_request_that_was_never_accepted_has_no_choices_to_count(table: OpenRequests) -> None:
+    table.open(FIRST, TEXT, 0.0, choices=2)
+
+    table.close(FIRST, AbortReason.CLIENT_GONE)
+
+    assert {} == finished(table)

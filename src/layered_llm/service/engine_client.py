@@ -90,7 +90,7 @@ class EngineClient:
                 reason=RejectReason.QUEUE_FULL,
                 message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
             )
-        record = self._requests.open(request, connection.text, trio.current_time())
+        record = self._requests.open(request, connection.text, trio.current_time(), choices=params.n)
         stream = RequestStream(record, connection, self.close)
         self._streams[request] = stream
         connection.open_requests += 1

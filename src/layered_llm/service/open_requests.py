@@ -39,6 +39,8 @@ class RequestRecord:
     request: RequestId
     text: TextId
     submitted_s: float
+    open_choices: int
+    """Choices without a finish reason yet."""
     phase: Phase = Phase.SUBMITTED
     verdict: Accepted | Rejected | None = None
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
@@ -112,10 +114,10 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._records)
 
-    def open(self, request: RequestId, text: TextId, now_s: float) -> RequestRecord:
+    def open(self, request: RequestId, text: TextId, now_s: float, *, choices: int = 1) -> RequestRecord:
         if request in self._records:
             raise InvariantViolated(f"request {request} is open already")
-        record = RequestRecord(request, text, now_s)
+        record = RequestRecord(request, text, now_s, choices)
         self._records[request] = record
         return record
 
@@ -124,6 +126,7 @@ class OpenRequests:
         record = self._records.pop(request, None)
         if record is None:
             return None
+        self._finish_rest(record, FinishReason.ABORT)
         record.phase = Phase.CLOSED
         self._aborts[reason] += 1
         return Abort(request=request, reason=reason)
@@ -173,6 +176,7 @@ class OpenRequests:
         gone = None if texts is None else set(texts)
         lost = [record for record in self._records.values() if gone is None or record.text in gone]
         for record in lost:
+            self._finish_rest(record, FinishReason.ERROR)
             record.phase = Phase.LOST
             del self._records[record.request]
         self._lost += len(lost)
@@ -199,9 +203,15 @@ class OpenRequests:
             *self._inter_token.samples("layered_llm_inter_token_latency_seconds"),
         )
 
+    def _finish_rest(self, record: RequestRecord, reason: FinishReason) -> None:
+        """Counts the choices of an accepted request that end without a word from the engine: each choice is counted once."""
+        if record.phase is Phase.ACCEPTED:
+            self._finished[reason] += record.open_choices
+
     def _observe(self, record: RequestRecord, delta: ChoiceDelta, now_s: float) -> None:
         if delta.finish_reason is not FinishReason.RUNNING:
             self._finished[delta.finish_reason] += 1
+            record.open_choices -= 1
         if not delta.token_ids:
             return
         if not record.has_tokens:
