@@ -1,0 +1,45 @@
+"""The engine as a library: what `layered_llm` itself exports.
+
+Must not know: HTTP, the command line.
+"""
+
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import Usage
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.service.embedded import EngineStartFailed
+from layered_llm.service.library.engine import Engine
+from layered_llm.service.library.errors import EngineClosed, RequestFailed, RequestRejected
+from layered_llm.service.library.llm import LLM
+from layered_llm.service.library.opening import open_engine
+from layered_llm.service.library.report import EngineReport
+from layered_llm.service.library.results import Choice, Completion, Delta, Progress
+from layered_llm.service.library.stream import CompletionStream
+from layered_llm.service.settings import SettingsError
+from layered_llm.transport.http.engine_port import EngineLost
+
+__all__ = [
+    "LLM",
+    "ChatMessage",
+    "Choice",
+    "Completion",
+    "CompletionStream",
+    "Delta",
+    "Engine",
+    "EngineClosed",
+    "EngineLimits",
+    "EngineLost",
+    "EngineReport",
+    "EngineStartFailed",
+    "ParameterError",
+    "Progress",
+    "RejectReason",
+    "RequestFailed",
+    "RequestRejected",
+    "SamplingParams",
+    "SettingsError",
+    "Usage",
+    "open_engine",
+]

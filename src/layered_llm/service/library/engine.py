@@ -1,0 +1,143 @@
+"""The engine as a program under trio uses it.
+
+Must not know: how the engine is run, threads, HTTP.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.library import inputs
+from layered_llm.service.library.batch import Batch, OnProgress, OnTokens
+from layered_llm.service.library.errors import EngineClosed, RequestRejected
+from layered_llm.service.library.inputs import PromptLike
+from layered_llm.service.library.report import EngineReport, to_report
+from layered_llm.service.library.results import Collector, Completion
+from layered_llm.service.library.stream import CompletionStream
+from layered_llm.transport.http.engine_port import EngineLost
+
+
+@attrs.define(eq=False)
+class Engine:
+    """Made by `open_engine`, and used by any task inside its block.
+
+    Every method raises ParameterError for what cannot be submitted, RequestRejected for what the engine does not take,
+    EngineLost when the engine died, and EngineClosed behind the block.
+    """
+
+    _client: EngineClient
+    _model_name: str
+    _limits: EngineLimits
+    _max_open: int
+    _is_closed: bool = False
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Length of the context, size of the vocabulary."""
+        return self._limits
+
+    @contextlib.asynccontextmanager
+    async def open_stream(self, prompt: PromptLike, params: SamplingParams | None = None) -> AsyncIterator[CompletionStream]:
+        """Opens a request that lives as long as the block; the block begins when the engine has queued it.
+
+        Leaving the block before the end, by whatever way, aborts the request: one abort is on its way before the block is
+        left, and nothing can be cancelled in between.
+        """
+        async with self._open(inputs.to_prompt(prompt), inputs.to_params(params)) as stream:
+            yield stream
+
+    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None) -> Completion:
+        """The whole answer. Cancelling the call aborts the request. Raises RequestFailed too."""
+        return await self._generate(inputs.to_prompt(prompt), inputs.to_params(params), _ignore)
+
+    async def generate_many(
+        self,
+        prompts: Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Completion]:
+        """The answers in the order of the prompts, batched by the engine; `params` are for all prompts, or one for each.
+
+        All prompts are checked before the first is submitted. No more are open at a time than the engine can queue. The
+        first failure aborts the others and is raised. `on_progress` is called at the start, and whenever something came.
+        """
+        checked = inputs.to_prompts(prompts)
+        jobs = tuple(zip(checked, inputs.to_all_params(params, len(checked)), strict=True))
+        return await Batch(jobs, self._generate, on_progress).run(self._max_open)
+
+    async def state(self) -> EngineReport:
+        """What the engine holds now; the question never waits behind requests."""
+        self._check_open()
+        return to_report(await self._client.state())
+
+    async def is_quiescent(self) -> bool:
+        """Whether nothing is open, nothing is left of what was, and every page is back."""
+        return (await self.state()).is_quiescent
+
+    def close(self) -> None:
+        """The block is over."""
+        self._is_closed = True
+
+    @contextlib.asynccontextmanager
+    async def _open(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[CompletionStream]:
+        await self._until_ready()
+        with contextlib.ExitStack() as owner:
+            opened = self._client.open(owner, prompt, params)
+            if isinstance(opened, Rejected):
+                raise RequestRejected(opened)
+            try:
+                verdict = await opened.verdict()
+            except EngineLost:
+                raise EngineLost(self._why_lost()) from None
+            if not isinstance(verdict, Accepted):
+                raise RequestRejected(verdict)
+            stream = CompletionStream(opened, verdict.prompt_tokens, self._why_lost)
+            owner.callback(stream.leave)
+            yield stream
+
+    async def _generate(self, prompt: Prompt, params: SamplingParams, on_tokens: OnTokens) -> Completion:
+        collector = Collector()
+        async with self._open(prompt, params) as stream:
+            async for delta in stream:
+                collector.add(delta)
+                on_tokens(len(delta.token_ids))
+            usage = stream.usage
+        if usage is None:
+            raise InvariantViolated("a stream ended without its usage")
+        return collector.completion(usage)
+
+    async def _until_ready(self) -> None:
+        """An engine of processes that restarts after a death is waited for."""
+        while True:
+            self._check_open()
+            match self._client.status().phase:
+                case EnginePhase.READY:
+                    return
+                case EnginePhase.FAILED:
+                    raise EngineLost(self._why_lost())
+                case EnginePhase.STARTING | EnginePhase.RESTARTING | EnginePhase.STOPPING:
+                    await self._client.status_change()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine is used behind its block")
+
+    def _why_lost(self) -> str:
+        return f"the engine is lost: {self._client.status().detail}"
+
+
+def _ignore(_tokens: int) -> None:
+    pass

@@ -1,0 +1,125 @@
+"""What a program gets back: deltas while a request goes on, a completion at its end.
+
+Must not know: the engine, trio.
+
+Finish reasons are OpenAI's words.
+"""
+
+from typing import Final, Literal
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import ChoiceDelta, Usage
+
+FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+_WORDS: Final[dict[FinishReason, FinishWord]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Delta:
+    """What came for one choice since its last delta: the texts of a choice's deltas, joined, are the choice's text."""
+
+    choice: int
+    """0 … n - 1."""
+    text: str
+    token_ids: tuple[int, ...]
+    """May be there without text, and the other way round: text is held back while it could be the start of a stop string."""
+    finish_reason: FinishWord | None
+    """None while the choice goes on."""
+    matched_stop: str | int | None = None
+    """The stop string or the stop token id that ended the choice."""
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """One whole answer."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishWord
+    matched_stop: str | int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Completion:
+    """All answers to one prompt. With n=1, the default, `text` and its siblings are all that is needed."""
+
+    choices: tuple[Choice, ...]
+    """In order of their index; there are `n`."""
+    usage: Usage
+    """Of the whole request, all choices together."""
+
+    @property
+    def text(self) -> str:
+        """Of the first choice, as are the other three."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishWord:
+        return self.choices[0].finish_reason
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        return self.choices[0].matched_stop
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """How far a batch is."""
+
+    done: int
+    """Prompts whose completions are there."""
+    total: int
+    completion_tokens: int
+    """Of all prompts so far, those under way included."""
+
+
+def to_delta(delta: ChoiceDelta) -> Delta:
+    return Delta(
+        choice=delta.choice,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=_WORDS.get(delta.finish_reason),
+        matched_stop=delta.matched_stop,
+    )
+
+
+@attrs.define
+class Collector:
+    """Puts the deltas of one request together."""
+
+    _deltas: dict[int, list[Delta]] = attrs.field(factory=dict)
+
+    def add(self, delta: Delta) -> None:
+        self._deltas.setdefault(delta.choice, []).append(delta)
+
+    def completion(self, usage: Usage) -> Completion:
+        """Everything that was added. Raises InvariantViolated while a choice goes on."""
+        return Completion(choices=tuple(_choice(index, self._deltas[index]) for index in sorted(self._deltas)), usage=usage)
+
+
+def _choice(index: int, deltas: list[Delta]) -> Choice:
+    last = deltas[-1]
+    if last.finish_reason is None:
+        raise InvariantViolated(f"the request ended while choice {index} went on")
+    return Choice(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=last.finish_reason,
+        matched_stop=last.matched_stop,
+    )
