@@ -11,7 +11,7 @@ import pytest
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.raw_client import DONE, RawClient, raw_client
-from support.server import Server, failing_server, free_port, hypercorn_server, python_server, scripted
+from support.server import Server, failing_server, hypercorn_server, python_server, scripted
 
 STOP_S = 5.0
 ENDLESS = {"prompt": "ab", "max_tokens": 4000, "stream": True}

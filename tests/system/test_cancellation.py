@@ -1,0 +1,244 @@
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+import pytest
+
+from support.byte_checkpoint import write_byte_checkpoint
+from support.eventually import eventually
+from support.raw_client import Leaving, RawClient, raw_client
+from support.server import Server, python_server, scripted
+
+CHUNK_TOKENS: Final = 16
+LONG_TOKENS: Final = 1600
+"""A hundred chunks of prefill."""
+SLOTS: Final = 2
+ENDPOINTS: Final = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+USER: Final = {"role": "user", "content": "hello"}
+
+Phase = Literal["queued", "prefill", "decode"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_checkpoint(tmp_path_factory.mktemp("model"), context_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def narrow(model: Path) -> Iterator[Server]:
+    """A server that runs two choices at once, in small steps."""
+    settings = {"max_running_requests": SLOTS, "chunked_prefill_size": CHUNK_TOKENS, "scripted_step_ms": 8}
+    with python_server(scripted(model, scripted_output="hash", **settings)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def wide(model: Path) -> Iterator[Server]:
+    with python_server(scripted(model, scripted_output="hash", scripted_step_ms=8, num_pages=8192)) as server:
+        yield server
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    phase: Phase
+    endpoint: str
+    stream: bool
+    n: int
+    leaving: Leaving
+
+    def body(self) -> dict[str, object]:
+        text = "x" * (LONG_TOKENS if self.phase == "prefill" else 8)
+        prompt = {"prompt": text} if self.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
+        return {**prompt, "max_tokens": 2000, "temperature": 0, "n": self.n, "stream": self.stream}
+
+    @property
+    def name(self) -> str:
+        report = {"queued": "A5", "prefill": "A6", "decode": "A4" if self.stream else "A9"}[self.phase]
+        how = "stream" if self.stream else "whole"
+        return f"{report}-{self.phase}-{self.endpoint}-{how}-n{self.n}-{self.leaving}"
+
+
+CASES: Final = [
+    Case(phase=phase, endpoint=endpoint, stream=stream, n=n, leaving=leaving)
+    for phase in ("queued", "prefill", "decode")
+    for endpoint in ENDPOINTS
+    for stream in (True, False)
+    for n in (1, 2)
+    for leaving in ("FIN", "RST")
+]
+
+
+@attrs.define(eq=False)
+class Watched:
+    """A server, and what its counters stood at when the test began."""
+
+    server: Server
+    before: dict[str, float] = attrs.field(init=False)
+    reference: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.reference = self.greedy_text()
+        self.server.wait_quiescent()
+        self.before = self.server.metrics()
+
+    def greedy_text(self) -> str:
+        body = {"prompt": "what comes next", "max_tokens": 8, "temperature": 0}
+        response = self.server.post("/v1/completions", body)
+        assert 200 == response.status_code, response.text
+        text: str = response.json()["choices"][0]["text"]
+        return text
+
+    def rise(self, name: str, labels: str = "") -> float:
+        """By how much a metric, summed over labels unless some are given, is higher now."""
+        now = self.server.metrics()
+        return _total(now, name, labels) - _total(self.before, name, labels)
+
+    def await_rise(self, name: str, least: float = 1) -> None:
+        eventually(lambda: self.rise(name) >= least)
+
+    def check_nothing_is_left(self, *, aborts: int) -> None:
+        state = self.server.wait_quiescent()
+        assert 0 == state["scheduler"]["pages_used"]
+        assert [] == state["violations"]
+        assert aborts == self.rise("aborts_emitted_total")
+        assert aborts == self.rise("aborts_handled_total") + self.rise("aborts_late_total")
+        assert self.reference == self.greedy_text()
+        self.server.wait_quiescent()
+
+
+def _total(samples: dict[str, float], name: str, labels: str) -> float:
+    wanted = f"layered_llm_{name}{labels}"
+    return sum(value for sample, value in samples.items() if sample == wanted or sample.partition("{")[0] == wanted)
+
+
+def occupy_all_slots(client: RawClient) -> None:
+    client.post("/v1/completions", {"prompt": "busy", "max_tokens": 3000, "n": SLOTS, "stream": True})
+    client.read_until(b'"text"', count=SLOTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_client_that_leaves_takes_its_request_along(case: Case, narrow: Server) -> None:
+    watched = Watched(narrow)
+    with ExitStack() as clients:
+        blockers = 0
+        if case.phase == "queued":
+            occupy_all_slots(clients.enter_context(raw_client(narrow.port)))
+            blockers = 1
+        client = clients.enter_context(raw_client(narrow.port))
+        client.post(ENDPOINTS[case.endpoint], case.body())
+        match case.phase:
+            case "queued":
+                eventually(lambda: narrow.state()["scheduler"]["waiting"] == case.n)
+            case "prefill":
+                watched.await_rise("prompt_tokens_computed_total", 2 * CHUNK_TOKENS)
+            case "decode":
+                watched.await_rise("generation_tokens_computed_total", 2 * case.n)
+        client.leave(case.leaving)
+        watched.await_rise("aborts_emitted_total")
+        if case.phase == "queued":
+            eventually(lambda: narrow.state()["scheduler"]["waiting"] == 0)
+            assert SLOTS == narrow.state()["scheduler"]["running"]
+            assert SLOTS * len("busy") == watched.rise("prompt_tokens_computed_total")
+    eventually(lambda: watched.rise("aborts_emitted_total") == 1 + blockers)
+    if case.phase == "prefill":
+        narrow.wait_quiescent()
+        assert watched.rise("prompt_tokens_computed_total") < LONG_TOKENS
+        assert 0 == watched.rise("generation_tokens_total")
+
+    watched.check_nothing_is_left(aborts=1 + blockers)
+
+
+@pytest.mark.parametrize("leaving", ["FIN", "RST"])
+def test_a13_gauges_fall_to_zero_without_new_traffic_when_all_leave_at_once(leaving: Leaving, wide: Server) -> None:
+    watched = Watched(wide)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(raw_client(wide.port)) for _ in range(20)]
+        for client in clients:
+            client.post("/v1/completions", {"prompt": "abc", "max_tokens": 3000, "stream": True})
+        for client in clients:
+            client.read_until(b'"text"', count=2)
+        assert 20 == wide.metrics()["layered_llm_requests_running"]
+        for client in clients:
+            client.leave(leaving)
+        eventually(lambda: wide.metrics()["layered_llm_requests_running"] == 0)
+        samples = wide.metrics()
+
+    assert 0 == samples["layered_llm_requests_waiting"]
+    assert 0 == samples["layered_llm_kv_pages_used"]
+    watched.check_nothing_is_left(aborts=20)
+
+
+def test_a14_each_choice_is_counted_once_under_its_end(wide: Server) -> None:
+    watched = Watched(wide)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(raw_client(wide.port)) for _ in range(5)]
+        for client in clients:
+            client.post("/v1/completions", {"prompt": "abc", "max_tokens": 2000, "stream": True})
+            client.read_until(b'"text"', count=2)
+        for client in clients:
+            client.leave("RST")
+        for _ in range(5):
+            assert 200 == wide.post("/v1/completions", {"prompt": "abc", "max_tokens": 3}).status_code
+    wide.wait_quiescent()
+
+    assert 10 == watched.rise("requests_accepted_total")
+    assert 5 == watched.rise("choices_finished_total", '{reason="length"}')
+    assert 5 == watched.rise("choices_finished_total", '{reason="abort"}')
+    assert 10 == watched.rise("choices_finished_total")
+
+
+def test_a10_a_choice_that_ended_does_not_keep_its_twins_from_being_aborted(wide: Server) -> None:
+    watched = Watched(wide)
+    with raw_client(wide.port) as client:
+        body = {"prompt": "abc", "max_tokens": 2000, "n": 4, "stream": True, "seed": 1, "stop": ["q"]}
+        client.post("/v1/completions", body)
+        client.read_until(b'"finish_reason":"stop"')
+        client.leave("RST")
+        watched.await_rise("aborts_emitted_total")
+
+    watched.check_nothing_is_left(aborts=1)
+
+
+def test_a7_a_client_that_leaves_behind_its_body_is_aborted_though_it_reads_nothing(wide: Server) -> None:
+    watched = Watched(wide)
+    for stream in (True, False):
+        for path, prompt in (("/v1/completions", {"prompt": "ab"}), ("/v1/chat/completions", {"messages": [USER]})):
+            with raw_client(wide.port) as client:
+                client.post(path, {**prompt, "max_tokens": 2000, "stream": stream})
+                client.leave("FIN")
+                client.read_to_end()
+    wide.wait_quiescent()
+
+    assert 0 == watched.rise("choices_finished_total", '{reason="length"}')
+    watched.check_nothing_is_left(aborts=int(watched.rise("aborts_emitted_total")))
+
+
+def test_neighbours_of_aborted_requests_say_what_they_say_alone(wide: Server) -> None:
+    watched = Watched(wide)
+    with ExitStack() as stack:
+        leaving = [stack.enter_context(raw_client(wide.port)) for _ in range(6)]
+        for client in leaving:
+            client.post("/v1/completions", {"prompt": "noise", "max_tokens": 2000, "stream": True})
+        with ThreadPoolExecutor(4) as pool:
+            texts = [pool.submit(watched.greedy_text) for _ in range(12)]
+            for client in leaving:
+                client.read_until(b'"text"')
+                client.leave("RST")
+            assert {watched.reference} == {text.result() for text in texts}
+    eventually(lambda: watched.rise("aborts_emitted_total") == 6)
+
+    watched.check_nothing_is_left(aborts=6)
+
+
+def test_a_request_that_ended_emits_no_abort_when_its_connection_closes(wide: Server) -> None:
+    watched = Watched(wide)
+    with raw_client(wide.port) as client:
+        client.post("/v1/completions", {"prompt": "abc", "max_tokens": 4, "stream": True})
+        client.read_until(b"data: [DONE]")
+        client.leave("RST")
+
+    watched.check_nothing_is_left(aborts=0)
