@@ -1,71 +1,165 @@
-"""The command line: `layered-llm [serve]`, `layered-llm bench`.
+"""The command line: `layered-llm [serve | chat | bench]`.
 
 Must not know: what a command does beyond its arguments.
+
+A command's modules are imported when it runs, so that `--help` and a mistyped flag wait for nothing.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
-from layered_llm.client.bench import add_bench_arguments, run_bench
+from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
 from layered_llm.service.settings import SettingsError, add_arguments, load
+from layered_llm.service.settings_sources import closest
 
-EXIT_USAGE: Final = 2
+PROGRAM: Final = "layered-llm"
+EXIT_INTERRUPTED: Final = 130
+
+_SHELL: Final = "--shell"
 _DEFAULT_COMMAND: Final = "serve"
-_EPILOG: Final = """\
-Every flag of `serve` can be set in the environment: --num-pages as LAYERED_LLM_NUM_PAGES, and so on. That is how
-`hypercorn layered_llm.app` is configured. The command line goes before the environment.
+_OVERVIEW: Final = """\
+commands:
+  serve [MODEL]   start the server; the command may be left out
+  chat [MODEL]    chat in this terminal, without a server or with any (--url)
+  bench URL       measure a running server, of any OpenAI-compatible kind
+
+Each has a --help of its own.
 
 examples:
-  layered-llm                                        the default model on http://127.0.0.1:8000/v1
-  layered-llm serve --model ./Qwen3-0.6B --port 9000
-  layered-llm bench http://127.0.0.1:8000 --help
+  layered-llm                                         the default model on http://127.0.0.1:8000/v1
+  layered-llm serve ./Qwen3-0.6B --port 9000
+  layered-llm chat                                    or: python -m layered_llm --shell
+  echo "Name a colour." | layered-llm chat --temperature 0
+  layered-llm bench http://127.0.0.1:8000 --concurrency 8
 """
+SETTINGS_HELP: Final = """\
+A setting can be given in four places; the first that has it counts:
+  1. its flag            --num-pages 512
+  2. the environment     LAYERED_LLM_NUM_PAGES=512; lists are separated by commas
+  3. a TOML file         num_pages = 512 (or num-pages), named by --config FILE or LAYERED_LLM_CONFIG; lists are arrays
+  4. the default
+"""
+_SERVE_EPILOG: Final = f"""\
+{SETTINGS_HELP}
+`hypercorn layered_llm.app` starts the same server with the settings of 2 and 3.
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="layered-llm",
-        description="Serves a large language model over an OpenAI-compatible HTTP API.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="start the server (the default command)",
-        description="Starts the server.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(serve)
-    bench = commands.add_parser("bench", help="measure a running server, of any OpenAI-compatible kind")
-    add_bench_arguments(bench)
-    return parser
+examples:
+  layered-llm serve                                   the default model on http://127.0.0.1:8000/v1
+  layered-llm serve ./Qwen3-0.6B --port 9000 --served-model-name qwen3
+  layered-llm serve --config llm.toml --log-level debug
+"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    given = list(sys.argv[1:] if words is None else words)
-    parser = build_parser()
-    arguments = parser.parse_args(_with_command(given))
-    return run_bench(arguments) if arguments.command == "bench" else _serve(arguments)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
+    code = EXIT_INTERRUPTED
     try:
-        settings = load(arguments)
+        code = _run(list(sys.argv[1:] if words is None else words))
+    except* KeyboardInterrupt:
+        pass
+    return code
+
+
+def _run(words: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "chat": _chat, "bench": _bench}
+    if words and words[0] in ("-h", "--help", "--version"):
+        _overview().parse(words)
+    if not words or words[0].startswith("-"):
+        words = [_DEFAULT_COMMAND, *words]
+    name, *rest = words
+    if name not in commands:
+        _overview().error(_no_command(name, commands))
+    return commands[name](rest)
+
+
+def _overview() -> CommandParser:
+    parser = CommandParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [COMMAND] [OPTIONS]",
+        description="Serves a large language model over an OpenAI-compatible HTTP API, or chats with it in the terminal.",
+        epilog=_OVERVIEW,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    return parser
+
+
+class _Version(argparse.Action):
+    """The version is looked up only where it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # noqa: PLC0415 - see the module's docstring
+
+        sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
+        parser.exit()
+
+
+def _no_command(name: str, commands: dict[str, Callable[[list[str]], int]]) -> str:
+    if Path(name).is_dir():
+        return f"{name} is no command; to serve that model: {PROGRAM} serve {name}"
+    return f"{name} is no command{closest(name, commands)}; there are {', '.join(commands)}"
+
+
+def _serve(words: list[str]) -> int:
+    if _SHELL in map(with_dashes, words):
+        return _chat([word for word in words if with_dashes(word) != _SHELL])
+    parser = _command_parser("serve [MODEL]", description="Starts the server.", epilog=_SERVE_EPILOG)
+    _add_model_word(parser)
+    parser.add_argument(_SHELL, action="store_true", help=f"chat in the terminal instead, like `{PROGRAM} chat`")
+    add_arguments(parser)
+    try:
+        settings = load(_with_model(parser, parser.parse(words)))
     except SettingsError as error:
-        sys.stderr.write(f"layered-llm: {error}\n")
+        say(str(error))
         return EXIT_USAGE
-    from layered_llm.service.serve import run_server  # noqa: PLC0415 - `--help` and a wrong flag must not wait for imports
+    from layered_llm.service.serve import run_server  # noqa: PLC0415 - see the module's docstring
 
     return run_server(settings)
 
 
-def _with_command(words: list[str]) -> list[str]:
-    """`serve` may be left out."""
-    is_named = bool(words) and words[0] in ("serve", "bench", "-h", "--help")
-    return words if is_named else [_DEFAULT_COMMAND, *words]
+def _chat(words: list[str]) -> int:
+    from layered_llm.service.chat.flags import add_chat_arguments, read_request  # noqa: PLC0415 - see the module's docstring
+
+    parser = _command_parser("chat [MODEL]")
+    _add_model_word(parser)
+    add_chat_arguments(parser, SETTINGS_HELP)
+    try:
+        request = read_request(_with_model(parser, parser.parse(words)))
+    except SettingsError as error:
+        say(str(error))
+        return EXIT_USAGE
+    from layered_llm.service.chat.command import run_chat  # noqa: PLC0415 - see the module's docstring
+
+    return run_chat(request)
+
+
+def _bench(words: list[str]) -> int:
+    from layered_llm.client.bench import add_bench_arguments, run_bench  # noqa: PLC0415 - see the module's docstring
+
+    parser = _command_parser("bench URL")
+    add_bench_arguments(parser)
+    return run_bench(parser.parse(words))
+
+
+def _command_parser(synopsis: str, description: str = "", epilog: str = "") -> CommandParser:
+    name = synopsis.partition(" ")[0]
+    usage = f"{PROGRAM} {synopsis} [OPTIONS]"
+    return CommandParser(prog=f"{PROGRAM} {name}", usage=usage, description=description, epilog=epilog)
+
+
+def _add_model_word(parser: argparse.ArgumentParser) -> None:
+    """The model as a word without a flag, as `vllm serve MODEL` has it."""
+    parser.add_argument("model_word", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model MODEL")
+
+
+def _with_model(parser: CommandParser, arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, MODEL as if it had been given with its flag."""
+    word = vars(arguments).pop("model_word", None)
+    if word is None:
+        return arguments
+    if "model" in arguments:
+        parser.error(f"the model is named twice: {word} and --model {arguments.model}")
+    arguments.model = word
+    return arguments

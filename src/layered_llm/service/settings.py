@@ -20,7 +20,10 @@ from layered_llm.service import settings_sources as sources
 from layered_llm.service.settings_fields import SettingsError, check, flag
 from layered_llm.service.settings_fields import setting as _setting
 
-__all__ = ["Settings", "SettingsError", "add_arguments", "cache_directory", "child_environment", "flag", "load"]
+__all__ = [
+    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag", "load",
+    "wants_colours",
+]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -166,6 +169,17 @@ def cache_directory(settings: Settings) -> Path:
         return Path(settings.cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "layered_llm"
+
+
+def chat_history() -> Path:
+    """Where lines that were typed into a chat are kept: in the user's state directory."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "layered_llm" / "chat_history"
+
+
+def wants_colours() -> bool:
+    """Whether the user's terminal may be sent colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def child_environment() -> dict[str, str]:

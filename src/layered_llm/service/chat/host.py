@@ -1,0 +1,163 @@
+"""A thread with trio in it, in which the backend lives while the main thread waits for input.
+
+Must not know: terminals, what a backend is made of.
+
+The main thread has the terminal, since only it gets signals and only it may block in a read; the backend's tasks must go on
+meanwhile. One answer runs at a time. Everything that the main thread calls here returns at once or can be interrupted.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.service.chat.backend import ChatBackend, Finished, Lost, Outcome, Piece, SamplingChoices
+from layered_llm.service.chat.stats import AnswerStats, AnswerTimes
+
+LEAVE_S: Final = 6.0
+"""For the backend's end. A device that still loads its model cannot be stopped: it dies with the process."""
+EXIT_FAILED: Final = 1
+_GONE: Final = Lost("the backend failed")
+
+OpenBackend = Callable[[], AbstractAsyncContextManager[ChatBackend]]
+
+
+@attrs.frozen
+class Stopped:
+    """The user stopped the answer."""
+
+
+@attrs.frozen
+class Answered:
+    """The last event of an answer."""
+
+    outcome: Outcome | Stopped
+    stats: AnswerStats
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """One answer that is under way."""
+
+    _messages: Sequence[ChatMessage]
+    _choices: SamplingChoices
+    _post: Callable[[Callable[[], object]], None]
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _events: "queue.SimpleQueue[Piece | Answered]" = attrs.field(factory=queue.SimpleQueue, init=False)
+
+    def next_event(self) -> Piece | Answered:
+        """Waits for it; nothing follows Answered."""
+        return self._events.get()
+
+    def stop(self) -> None:
+        """Aborts it: Answered comes soon. May be called from a signal handler, and more than once."""
+        self._post(self._scope.cancel)
+
+    def give_up(self) -> None:
+        """Nobody runs it any more: Answered comes, unless it has already."""
+        self._events.put(Answered(_GONE, AnswerTimes(0.0).stats()))
+
+    async def run(self, backend: ChatBackend) -> None:
+        """In the backend's thread."""
+        times = AnswerTimes(trio.current_time())
+        outcome: Outcome | Stopped = _GONE
+
+        def on_piece(piece: Piece) -> None:
+            times.add(piece.tokens, trio.current_time())
+            self._events.put(piece)
+
+        try:
+            with self._scope:
+                outcome = await backend.answer(self._messages, self._choices, on_piece)
+            if self._scope.cancelled_caught:
+                outcome = Stopped()
+        finally:
+            true_tokens = outcome.tokens if isinstance(outcome, Finished) else None
+            self._events.put(Answered(outcome, times.stats(true_tokens)))
+
+
+@contextlib.contextmanager
+def open_host(open_backend: OpenBackend) -> "Iterator[BackendHost]":
+    """A host whose backend is ready; leaving the block ends both. Raises what opening or running the backend raises."""
+    host = BackendHost(open_backend)
+    try:
+        host.start()
+        yield host
+    finally:
+        host.close()
+
+
+class BackendHost:
+    """The main thread's side of the backend's thread."""
+
+    def __init__(self, open_backend: OpenBackend) -> None:
+        self._open_backend = open_backend
+        self._scope = trio.CancelScope()
+        self._send, self._receive = trio.open_memory_channel[Answer](1)
+        self._token: concurrent.futures.Future[trio.lowlevel.TrioToken] = concurrent.futures.Future()
+        self._title: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._over: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._present: Answer | None = None
+        self._thread = threading.Thread(target=self._run, name="chat-backend", daemon=True)
+
+    @property
+    def title(self) -> str:
+        """The backend's."""
+        return self._title.result()
+
+    def start(self) -> None:
+        """Waits until the backend is ready. Raises what keeps it from that."""
+        self._thread.start()
+        either: tuple[concurrent.futures.Future[Any], ...] = (self._title, self._over)
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        if self._over.done():
+            self._over.result()
+
+    def ask(self, messages: Sequence[ChatMessage], choices: SamplingChoices) -> Answer:
+        """Begins an answer; the one before it is over. Raises what the backend failed with."""
+        answer = self._present = Answer(messages, choices, self._post)
+        if self._over.done():
+            self._over.result()
+        self._post(lambda: self._send.send_nowait(answer))
+        return answer
+
+    def close(self) -> None:
+        """Ends the backend. Raises what it failed with."""
+        if not self._thread.is_alive() and not self._over.done():
+            return
+        self._post(self._scope.cancel)
+        try:
+            self._over.result(LEAVE_S)
+        except TimeoutError:
+            os._exit(EXIT_FAILED)  # an interpreter that ends under a computing thread may crash
+
+    def _post(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.result().run_sync_soon(call)
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._live)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits for it
+            self._over.set_exception(error)
+        else:
+            self._over.set_result(None)
+        # `ask` sets the answer before it looks whether this is over, and this is over before the answer is looked at here.
+        if self._present is not None:
+            self._present.give_up()
+
+    async def _live(self) -> None:
+        self._token.set_result(trio.lowlevel.current_trio_token())
+        with self._scope:
+            async with self._open_backend() as backend:
+                self._title.set_result(backend.title)
+                async for answer in self._receive:
+                    await answer.run(backend)
