@@ -1,3 +1,4 @@
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,14 @@ def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -
     step = make_step(9, opened=[open_slot(0, [1])], pages=[(0, 0, [0])], rows=[(0, 0, 1, True)])
     with pytest.raises(DeviceError, match=r"^step 9 failed: no memory left$"):
         device.execute(step)
+
+
+def test_a_model_too_large_to_load_is_a_device_error_of_one_line(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 1 << 50}))
+    with pytest.raises(DeviceError, match=r"^the model cannot be loaded: [^\n]+$"):
+        open_cpu(tmp_path)
 
 
 def test_limits_say_what_was_opened(checkpoint: Any) -> None:

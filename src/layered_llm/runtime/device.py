@@ -22,3 +22,8 @@ class Device(Protocol):
 
     def execute(self, step: ExecuteStep) -> StepCompleted:
         """Raises DeviceError when the device failed, and InvariantViolated for a step that contradicts the slots' state."""
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what `error` says: torch appends its stack."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

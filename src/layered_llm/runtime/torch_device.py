@@ -12,7 +12,7 @@ import torch
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.attention import plan_attention
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.layers import CausalLm
 from layered_llm.runtime.sampler import SampleRow, sample_tokens
@@ -42,7 +42,7 @@ class TorchDevice:
         try:
             token_ids = self._run(rows) if rows.slots.size else _NO_TOKENS
         except (RuntimeError, MemoryError) as error:
-            raise DeviceError(f"step {step.step} failed: {_first_line(error)}") from error
+            raise DeviceError(f"step {step.step} failed: {one_line(error)}") from error
         return StepCompleted(
             step=step.step,
             token_ids=token_ids,
@@ -73,7 +73,3 @@ class TorchDevice:
         token_ids = sample_tokens(logits, rows)
         self._slots.append_all(slots, token_ids)
         return token_ids
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

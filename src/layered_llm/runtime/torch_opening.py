@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache, page_bytes
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig, parse_model_config, read_config_json
@@ -26,10 +27,17 @@ def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> 
     """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    try:
+        return _open(options, now_us)
+    except (RuntimeError, MemoryError) as error:
+        raise DeviceError(f"the model cannot be loaded: {one_line(error)}") from error
+
+
+def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     config = parse_model_config(read_config_json(options.model_dir))
     build = builder_of(config.architecture)
     reader = CheckpointReader.open(options.model_dir, dtype=options.dtype)
-    pool = _size_pool(options, config, reader.parameter_bytes())
+    pool = _size_pool(options, config, reader.parameter_bytes() + _head_copy_bytes(config))
     model = build(config, reader)
     reader.finish()
     _LOG.info(
@@ -48,6 +56,11 @@ def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> 
         ),
         now_us=now_us,
     )
+
+
+def _head_copy_bytes(config: ModelConfig) -> int:
+    """A head that is tied to the embedding is packed beside it."""
+    return 4 * config.vocabulary_size * config.hidden_size if config.tied_head else 0
 
 
 def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int) -> PoolSize:
