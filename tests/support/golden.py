@@ -1,0 +1,64 @@
+"""The reference answers of the default model, as golden/make_reference.py wrote them."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import tokenizers
+
+from layered_llm.service.checkpoint import resolve
+from layered_llm.service.gguf_conversion import convert_gguf
+from layered_llm.service.settings import Settings, cache_directory
+
+_REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
+
+
+@attrs.frozen(kw_only=True)
+class Golden:
+    """One prompt with its answer."""
+
+    name: str
+    prompt: Mapping[str, Any]
+    """The fields `prompt` or `messages` of a request."""
+    ignore_eos: bool
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """With the end token where the answer ends with one."""
+
+    @property
+    def is_chat(self) -> bool:
+        return "messages" in self.prompt
+
+
+@functools.cache
+def goldens() -> tuple[Golden, ...]:
+    prompts = json.loads(_REFERENCE.read_text(encoding="utf-8"))["prompts"]
+    return tuple(_read(prompt) for prompt in prompts)
+
+
+def golden(name: str) -> Golden:
+    return next(each for each in goldens() if each.name == name)
+
+
+@functools.cache
+def default_checkpoint() -> Path:
+    """The directory of the default model, made where it is not there yet."""
+    return resolve(None, cache_directory(Settings()), convert_gguf).directory
+
+
+@functools.cache
+def tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(default_checkpoint() / "tokenizer.json"))
+
+
+def _read(prompt: Mapping[str, Any]) -> Golden:
+    return Golden(
+        name=prompt["name"],
+        prompt={"messages": prompt["messages"]} if "messages" in prompt else {"prompt": prompt["text"]},
+        ignore_eos=prompt["ignore_eos"],
+        prompt_ids=prompt["prompt_ids"],
+        output_ids=prompt["output_ids"],
+    )
