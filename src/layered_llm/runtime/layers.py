@@ -30,15 +30,18 @@ class RmsNorm:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rotation:
-    """Cosines and sines of a step's positions, [tokens, 1, head_dim / 2] each."""
+    """Cosines and sines of a step's positions, [tokens, 1, head_dim] each, the second half equal to the first."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotates `x` [tokens, heads, head_dim], whose pairs are its two halves."""
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+    def rotate_(self, x: torch.Tensor) -> None:
+        """Rotates `x` [tokens, heads, head_dim], whose pairs are its two halves, in place."""
+        half = x.shape[-1] // 2
+        crossed = x * self.sin
+        x.mul_(self.cos)
+        x[..., :half].sub_(crossed[..., half:])
+        x[..., half:].add_(crossed[..., :half])
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -55,7 +58,7 @@ class RotaryEmbedding:
         return cls(inverse_frequencies=_stretched(frequencies, rope.scaling) if rope.scaling else frequencies)
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
-        angles = positions.to(torch.float32)[:, None, None] * self.inverse_frequencies
+        angles = positions.to(torch.float32)[:, None, None] * self.inverse_frequencies.repeat(2)
         return Rotation(cos=angles.cos(), sin=angles.sin())
 
 
@@ -75,14 +78,13 @@ class SelfAttention:
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, cache: KvCache, plan: AttentionPlan) -> torch.Tensor:
         merged = self.qkv(x).unflatten(1, (-1, self.head_dim))
-        if self.query_norm is None or self.key_norm is None:
-            rotated = rotation(merged[:, : self.heads + self.kv_heads])
-        else:
-            queries, keys, _ = merged.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-            rotated = rotation(torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1))
-        keys_values = torch.stack((rotated[:, self.heads :], merged[:, self.heads + self.kv_heads :]), dim=1)
-        cache.write(self.layer, plan.cells, keys_values)
-        attended = attend(cache, self.layer, rotated[:, : self.heads].unflatten(1, (self.kv_heads, -1)), plan)
+        queries, keys_values = merged[:, : self.heads], merged[:, self.heads :]
+        if self.query_norm is not None and self.key_norm is not None:
+            queries.copy_(self.query_norm(queries))
+            keys_values[:, : self.kv_heads] = self.key_norm(keys_values[:, : self.kv_heads])
+        rotation.rotate_(merged[:, : self.heads + self.kv_heads])
+        cache.write(self.layer, plan.cells, keys_values.unflatten(1, (2, self.kv_heads)))
+        attended = attend(cache, self.layer, queries.unflatten(1, (self.kv_heads, -1)), plan)
         return self.output(attended.reshape(x.shape[0], -1))
 
 
