@@ -11,6 +11,6 @@ from support.http_client import application
 from support.http_engine import FakeEngine, accepting
 
 survive_sigterm_in_spawned_worker()
-_drain = Drain(0.3)
-install(STANDARD_OPTIONS, _drain.begin, installed=installed_hypercorn())
+_drain = Drain(0.5)
+install(STANDARD_OPTIONS, _drain.begin, installed=installed_hypercorn(), until_drained=_drain.wait_drained)
 app = application(FakeEngine(accepting), drain=_drain)

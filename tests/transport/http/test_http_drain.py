@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -51,3 +53,42 @@ async def test_a_drain_is_active_before_it_is_over(timeout_s: float, autojump_cl
 
     assert drain.is_active
     assert drain.is_over is (timeout_s == 0.0)
+
+
+async def test_a_drain_without_open_responses_is_done_at_once(autojump_clock: MockClock) -> None:
+    drain = Drain(5.0)
+    with contextlib.ExitStack() as owner:
+        drain.hold(owner)
+    drain.begin()
+
+    await drain.wait_drained()
+
+    assert trio.current_time() == 0.0
+
+
+async def test_a_drain_is_done_when_the_last_response_closes(autojump_clock: MockClock) -> None:
+    drain = Drain(5.0)
+
+    async def respond(seconds: float) -> None:
+        with contextlib.ExitStack() as owner:
+            drain.hold(owner)
+            await trio.sleep(seconds)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(respond, 1.0)
+        nursery.start_soon(respond, 2.0)
+        await trio.sleep(0.5)
+        drain.begin()
+        await drain.wait_drained()
+        assert trio.current_time() == 2.0
+
+
+async def test_a_response_that_stays_open_holds_a_drain_no_longer_than_its_timeout(autojump_clock: MockClock) -> None:
+    drain = Drain(5.0)
+    with contextlib.ExitStack() as owner:
+        drain.hold(owner)
+        drain.begin()
+
+        await drain.wait_drained()
+
+    assert trio.current_time() == 5.0

@@ -22,6 +22,10 @@ class Drain:
     _deadline: float = attrs.field(init=False, default=math.inf)
     """On trio's clock."""
     _waits: set[trio.CancelScope] = attrs.field(init=False, factory=set)
+    _open: int = attrs.field(init=False, default=0)
+    """Responses that `hold` keeps open."""
+    _all_closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    """Set when the last one closes, and then replaced."""
 
     @property
     def is_active(self) -> bool:
@@ -37,6 +41,23 @@ class Drain:
         self._deadline = trio.current_time() + self._timeout_s
         for wait in self._waits:
             wait.deadline = min(wait.deadline, self._deadline)
+
+    def hold(self, owner: contextlib.ExitStack) -> None:
+        """Has `wait_drained` wait until `owner` is closed."""
+        self._open += 1
+        owner.callback(self._release)
+
+    def _release(self) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._all_closed.set()
+            self._all_closed = trio.Event()
+
+    async def wait_drained(self) -> None:
+        """Returns when no response is open, at the latest when the drain is over."""
+        with self.bounded():
+            while self._open:
+                await self._all_closed.wait()
 
     @contextlib.contextmanager
     def bounded(self, timeout_s: float = math.inf) -> Iterator[trio.CancelScope]:

@@ -62,6 +62,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
     unavailable = context.unavailable()
     if unavailable is not None:
         return unavailable
+    context.drain.hold(exchange.owner)
     params = request.params
     if params.seed is None:
         params = attrs.evolve(params, seed=context.draw_seed())

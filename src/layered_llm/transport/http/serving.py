@@ -6,7 +6,7 @@ The sockets listen before anything slow begins: a port that is taken is an error
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -67,6 +67,7 @@ async def serve(
     options: ServerOptions,
     on_shutdown_requested: Callable[[], object],
     shutdown_trigger: ShutdownTrigger | None = None,
+    until_drained: Callable[[], Awaitable[None]] = worker.at_once,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves `app` until `shutdown_trigger` returns, by default until SIGTERM or SIGINT, and then as long as `options` grant.
@@ -82,5 +83,6 @@ async def serve(
         config,
         sockets=Sockets(secure_sockets=[], insecure_sockets=[sock.dup() for sock in sockets], quic_sockets=[]),
         shutdown_trigger=shutdown_trigger,
+        until_drained=until_drained,
         task_status=task_status,
     )

@@ -19,10 +19,12 @@ HEADERS: Final[Mapping[str, str]] = {
     "X-Accel-Buffering": "no",
 }
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
+
 
 def to_json(value: Mapping[str, Any]) -> bytes:
     """Compact UTF-8 JSON. Raises ValueError for NaN and the infinities, which JSON does not have."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def event(value: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ Faults of upstream:
   the application before it looks up its module's `_run`, so that importing the application can replace it.
 * With `-w N` the parent sends SIGTERM to all workers as soon as the first has left, which kills those that still drain.
 * A worker reacts to the shutdown request by itself: the application hears of it only after the grace for open requests.
+* Listeners close at the shutdown request, and the parent's duplicates of them take connections that nobody answers.
 * `-w 0` with the trio worker handles no signal.
 """
 
@@ -32,6 +33,8 @@ from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptio
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer
 
 SUPPORTED_RELEASE: Final = "0.18"
+_LAST_GRACE_S: Final = 0.5
+"""What the last bytes have to get out, however long the drain took."""
 
 ShutdownTrigger = Callable[..., Awaitable[None]]
 
@@ -52,11 +55,22 @@ def installed_hypercorn() -> str:
     return importlib.metadata.version("hypercorn")
 
 
-def install(options: ServerOptions, on_shutdown_requested: Callable[[], object], *, installed: str) -> None:
+async def at_once() -> None:
+    """Waits for no drain: listeners close as soon as the server is asked to stop."""
+
+
+def install(
+    options: ServerOptions,
+    on_shutdown_requested: Callable[[], object],
+    *,
+    installed: str,
+    until_drained: Callable[[], Awaitable[None]] = at_once,
+) -> None:
     """Puts every workaround in its place, for all servers of this process; harmless when repeated.
 
     Args:
         on_shutdown_requested: called in the trio thread when the server is asked to stop, before anything else happens.
+        until_drained: then awaited while the server still takes connections, so that the application can answer them.
         installed: the version of hypercorn, from `installed_hypercorn`.
 
     Raises UnsupportedHypercorn.
@@ -64,7 +78,7 @@ def install(options: ServerOptions, on_shutdown_requested: Callable[[], object],
     if not installed.startswith(f"{SUPPORTED_RELEASE}."):
         raise UnsupportedHypercorn(installed)
     configure(Config, options)
-    worker_serve = partial(serve_observed, on_shutdown_requested)
+    worker_serve = partial(serve_observed, on_shutdown_requested, until_drained=until_drained)
     _replace(hypercorn.trio.run, TCPServer=partial(WatchedTCPServer, options), worker_serve=worker_serve)
     _replace(hypercorn.protocol, H2Protocol=bounded_h2_protocol(options))
     _replace(hypercorn.protocol.h2, StreamBuffer=BoundedStreamBuffer)
@@ -96,23 +110,22 @@ async def serve_observed(
     *,
     sockets: Sockets,
     shutdown_trigger: ShutdownTrigger | None = None,
+    until_drained: Callable[[], Awaitable[None]] = at_once,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """hypercorn's `worker_serve`, with word of the shutdown, and on sockets that no child process inherits."""
     for sock in (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets):
         sock.set_inheritable(False)
-    await _upstream_worker_serve(
-        app,
-        config,
-        sockets=sockets,
-        shutdown_trigger=partial(_observed, on_shutdown_requested, shutdown_trigger or wait_for_stop_signal),
-        task_status=task_status,
-    )
 
+    async def trigger() -> None:
+        await (shutdown_trigger or wait_for_stop_signal)()
+        start = trio.current_time()
+        on_shutdown_requested()
+        await until_drained()
+        # hypercorn counts its grace from here.
+        config.graceful_timeout = max(_LAST_GRACE_S, config.graceful_timeout - (trio.current_time() - start))
 
-async def _observed(on_shutdown_requested: Callable[[], object], trigger: ShutdownTrigger) -> None:
-    await trigger()
-    on_shutdown_requested()
+    await _upstream_worker_serve(app, config, sockets=sockets, shutdown_trigger=trigger, task_status=task_status)
 
 
 async def wait_for_stop_signal() -> None:
