@@ -37,7 +37,6 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
 from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.gguf_conversion import convert_gguf
 from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
@@ -214,8 +213,14 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
 
 async def find_checkpoint(settings: Settings) -> Checkpoint:
     """In a thread, since a first start converts the default model; whoever stops does not wait for it."""
-    work = partial(resolve, settings.model, cache_directory(settings), convert_gguf)
+    work = partial(resolve, settings.model, cache_directory(settings), _convert)
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def _convert(source: Path, directory: Path) -> None:
+    from layered_llm.service.gguf_conversion import convert_gguf  # noqa: PLC0415 - brings libraries needed once, at a first start
+
+    convert_gguf(source, directory)
 
 
 async def supervise(directory: RunDirectory, settings: Settings) -> None:
