@@ -99,7 +99,9 @@ class Server:
             assert len(found) <= 1, found
             return found[0] if found else None
 
-        return eventually(look)
+        found = eventually(look)
+        assert found is not None
+        return found
 
     def leftovers(self) -> list[Path]:
         """What is left of run directories, sockets and temporary files."""

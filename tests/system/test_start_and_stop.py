@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -20,7 +21,7 @@ ENGINE_ROLES = ["runtime", "scheduler", "supervisor", "text"]
 
 StartServer = Callable[..., AbstractContextManager[Server]]
 
-LAUNCHERS = {
+LAUNCHERS: Final[dict[str, StartServer]] = {
     "python": python_server,
     "hypercorn": hypercorn_server,
     "hypercorn-w2": lambda settings, **options: hypercorn_server(settings, "-w", "2", **options),
