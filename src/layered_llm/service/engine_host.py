@@ -39,6 +39,8 @@ class EngineHost:
     _client: EngineClient
     _settings: Settings
     _owner: Owner
+    _engine: str = ""
+    """Tells the engines of one owner apart, as `RunDirectory.for_owner` takes it."""
     _started: int = 0
 
     async def run(self) -> None:
@@ -62,7 +64,7 @@ class EngineHost:
                 nursery.cancel_scope.cancel(reason="left the engine")
 
     async def _stay(self, leave: trio.Event) -> None:
-        directory = RunDirectory.for_owner(self._owner)
+        directory = RunDirectory.for_owner(self._owner, self._engine)
         with open_context() as context:
             while not leave.is_set() and self._started < MAX_SUPERVISORS:
                 await self._stay_at_one(ZmqLinks(context, context), directory, leave)

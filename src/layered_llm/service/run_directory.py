@@ -3,7 +3,8 @@
 Must not know: what the sockets carry.
 
 The directory is keyed by the owner, which is the process whose end ends the server: hypercorn's parent, or the program
-itself. Pid and start time together name a process for good, so that a reused pid never finds a dead server's directory.
+itself; a program may have several engines, each with a directory. Pid and start time together name a process for good, so
+that a reused pid never finds a dead server's directory.
 Whoever holds the lock is, or is about to start, the supervisor; the lock is passed on to it as an open file and so lives
 exactly as long as it does.
 """
@@ -11,6 +12,7 @@ exactly as long as it does.
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -23,6 +25,7 @@ from layered_llm.service.process_watch import process_start_time
 
 _LOCK: Final = "supervisor.lock"
 _SETTINGS: Final = "settings.json"
+_NAME: Final = re.compile(r"(?P<pid>\d+)-(?P<start_time>\d+)(-[0-9a-f]+)?")
 
 
 class RunDirectoryError(Exception):
@@ -58,12 +61,15 @@ class RunDirectory:
     owner: Owner
 
     @classmethod
-    def for_owner(cls, owner: Owner) -> "RunDirectory":
-        """Makes the directory, with mode 0700, unless it is there; sweeps those whose owners are gone."""
+    def for_owner(cls, owner: Owner, engine: str = "") -> "RunDirectory":
+        """Makes the directory, with mode 0700, unless it is there; sweeps those whose owners are gone.
+
+        `engine`, in hexadecimal digits, keeps the engines of one program apart; a server has one engine and needs none.
+        """
         base = _base()
         _make_private(base)
         _sweep(base)
-        path = base / f"{owner.pid}-{owner.start_time}"
+        path = base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine)))
         _make_private(path)
         return cls(path, owner)
 
@@ -122,7 +128,7 @@ def _make_private(path: Path) -> None:
 def _sweep(base: Path) -> None:
     """Removes what a server left that was killed with all its processes at once."""
     for path in base.iterdir():
-        pid, _, start_time = path.name.partition("-")
-        if not (pid.isdigit() and start_time.isdigit()) or Owner(int(pid), int(start_time)).is_alive:
-            continue
-        RunDirectory(path, Owner(int(pid), int(start_time))).remove_unless_locked()
+        name = _NAME.fullmatch(path.name)
+        owner = None if name is None else Owner(int(name["pid"]), int(name["start_time"]))
+        if owner is not None and not owner.is_alive:
+            RunDirectory(path, owner).remove_unless_locked()

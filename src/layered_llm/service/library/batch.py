@@ -10,6 +10,7 @@ import trio
 
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.embedded import without_group
 from layered_llm.service.library.errors import EngineClosed, RequestFailed, RequestRejected
 from layered_llm.service.library.results import Completion, Progress
 from layered_llm.transport.http.engine_port import EngineLost
@@ -35,9 +36,10 @@ class Batch:
         """The completions in the order of the prompts, of which at most `max_open` are under way at a time."""
         self._tell()
         places = iter(range(len(self._jobs)))
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(max_open, len(self._jobs))):
-                nursery.start_soon(self._work, places, nursery.cancel_scope)
+        with without_group():
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(max_open, len(self._jobs))):
+                    nursery.start_soon(self._work, places, nursery.cancel_scope)
         if self._failure is not None:
             raise self._failure
         return [self._completions[place] for place in range(len(self._jobs))]

@@ -131,7 +131,7 @@ async def _open_process_client(settings: Settings) -> AsyncIterator[EngineClient
 async def _host(client: EngineClient, settings: Settings, stay: trio.CancelScope) -> None:
     with stay:
         try:
-            await EngineHost(client, settings, Owner.of(os.getpid())).run()
+            await EngineHost(client, settings, Owner.of(os.getpid()), secrets.token_hex(4)).run()
         except* RunDirectoryError as group:
             client.on_status(_failed(str(group.exceptions[0])), ())
 
