@@ -120,7 +120,7 @@ def test_a_message_is_a_frozen_value_of_frozen_values(message: type) -> None:
     unsafe = {field.name: found for field in attrs.fields(message) if (found := unsafe_parts(hints[field.name]))}
 
     assert {} == unsafe
-    blank = message.__new__(message)
+    blank: Any = message.__new__(message)
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         blank.any_name = None
 
