@@ -28,8 +28,9 @@ from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.engine_process import leaves
 from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.runtime import work_runtime
-from layered_llm.service.scheduler import work_scheduler
+from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
@@ -89,6 +90,10 @@ class EmbeddedEngine:
     _links: Links
     _launcher: Launcher
     _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
+    _randbelow: Callable[[int], int] = secrets.randbelow
+    """Draws the API's id, and the seed of each request that has none."""
+    _wait_exit: WaitExit = wait_process_exit
+    """Of API processes; there may be others than this program's own."""
     _leave: trio.Event = attrs.field(factory=trio.Event)
     _is_over: trio.Event = attrs.field(factory=trio.Event)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -121,17 +126,17 @@ class EmbeddedEngine:
 
     async def _live(self, task_status: trio.TaskStatus[EngineClient]) -> None:
         client = EngineClient(
-            api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
+            api=ApiId(1 + self._randbelow(API_ID_LIMIT - 1)),
             pid=os.getpid(),
             max_open_requests=self._settings.max_open_requests,
-            draw_seed=lambda: secrets.randbelow(SEED_LIMIT),
+            draw_seed=lambda: self._randbelow(SEED_LIMIT),
         )
         address = engine_addresses(0).supervisor_for_apis
         with (
             self._links.bind_supervisor_for_apis(address) as apis,
             self._links.connect_api_to_supervisor(address, api_peer_name(client.api)) as link,
         ):
-            connection = EngineConnection(client, self._links, self._settings.max_open_requests, link)
+            connection = EngineConnection(client, self._links, self._settings.max_open_requests, link, self._wait_exit)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._supervise, apis, connection)
                 nursery.start_soon(connection.run, self._leave)
@@ -148,6 +153,7 @@ class EmbeddedEngine:
             launcher=self._launcher,
             find_checkpoint=self._find_checkpoint,
             owner_gone=trio.Event().wait,
+            wait_exit=self._wait_exit,
         ).run()
         connection.release()
 
@@ -190,7 +196,7 @@ class TaskLauncher:
             case Role.TEXT:
                 await work_text(self._links, addresses, index, checkpoint.directory)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, self._settings)
+                await work_scheduler(self._links, addresses, scheduling_policy(self._settings))
             case Role.RUNTIME:
                 await self._run_runtime(addresses, checkpoint)
             case Role.API | Role.SUPERVISOR:

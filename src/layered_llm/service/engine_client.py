@@ -69,6 +69,10 @@ class EngineClient:
     def api(self) -> ApiId:
         return self._api
 
+    @property
+    def pid(self) -> int:
+        return self._pid
+
     def status(self) -> EngineStatus:
         return self._status
 

@@ -4,7 +4,6 @@ Must not know: HTTP, what a request says, who starts the supervisor.
 """
 
 import contextlib
-import os
 from typing import Final, assert_never
 
 import attrs
@@ -27,7 +26,7 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links
-from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.supervision import api_peer_name
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import MessageLink
@@ -51,6 +50,7 @@ class EngineConnection:
     _links: Links
     _max_open_requests: int
     _link: MessageLink[ApiToSupervisor, SupervisorToApi]
+    _wait_exit: WaitExit = wait_process_exit
     _to_supervisor: Outbox[ApiToSupervisor] = attrs.field(factory=lambda: Outbox(ENGINE_OUTBOX_MESSAGES))
     _generation: "_Generation | None" = None
     _heard: trio.Event = attrs.field(factory=trio.Event)
@@ -71,7 +71,7 @@ class EngineConnection:
             nursery.start_soon(self._to_supervisor.run, self._link)
             nursery.start_soon(self._obey, nursery)
             nursery.start_soon(self._end_with_supervisor, nursery.cancel_scope)
-            self._to_supervisor.emit(ApiHello(api=self._client.api, pid=os.getpid()))
+            self._to_supervisor.emit(ApiHello(api=self._client.api, pid=self._client.pid))
             self._client.on_supervisor(self._to_supervisor)
             try:
                 await leave.wait()
@@ -83,7 +83,7 @@ class EngineConnection:
 
     async def _end_with_supervisor(self, scope: trio.CancelScope) -> None:
         await self._heard.wait()
-        await wait_process_exit(self._supervisor_pid)
+        await self._wait_exit(self._supervisor_pid)
         scope.cancel(reason="the supervisor is gone")
 
     async def _obey(self, nursery: trio.Nursery) -> None:

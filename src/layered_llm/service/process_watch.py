@@ -5,7 +5,7 @@ Must not know: links, roles, what follows from a death.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -17,6 +17,9 @@ _START_TIME_FIELD: Final = 22
 _FIRST_FIELD_AFTER_COMMAND: Final = 3
 _STDIN: Final = 0
 _CHUNK_BYTES: Final = 4096
+
+WaitExit = Callable[[int], Awaitable[None]]
+"""Returns when the process of this pid has ended."""
 
 
 def process_start_time(pid: int) -> int:

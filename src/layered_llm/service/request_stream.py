@@ -39,6 +39,11 @@ class RequestStream:
         """Ended, rejected, lost or closed: nothing is owed for it any more."""
         return self._record.is_over
 
+    @property
+    def was_left(self) -> bool:
+        """Closed before its end: its abort was emitted."""
+        return self._record.phase is Phase.CLOSED
+
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""
         while self._record.verdict is None:

@@ -31,7 +31,7 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
     )
 
 
-async def work_scheduler(links: Links, addresses: LinkAddresses, settings: Settings) -> None:
+async def work_scheduler(links: Links, addresses: LinkAddresses, policy: SchedulingPolicy) -> None:
     """Schedules until told to stop. Raises RuntimeFailed and StepOverdue."""
     with (
         links.bind_scheduler_for_texts(addresses.scheduler) as texts,
@@ -43,13 +43,13 @@ async def work_scheduler(links: Links, addresses: LinkAddresses, settings: Setti
             links=SchedulerLinks(texts=texts, runtime=runtime, supervisor=supervisor),
             to_runtime=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
-            policy=scheduling_policy(settings),
+            policy=policy,
         ).run()
 
 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        await work_scheduler(ZmqLinks(context, context), arguments.addresses, arguments.settings)
+        await work_scheduler(ZmqLinks(context, context), arguments.addresses, scheduling_policy(arguments.settings))
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import Links, ZmqLinks
-from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory
 from layered_llm.service.settings import Settings, cache_directory
 from layered_llm.service.supervision import (
@@ -78,6 +78,7 @@ class Supervisor:
     """Raises CheckpointError."""
     _owner_gone: Callable[[], Awaitable[None]]
     """Returns when the server is to end without goodbyes."""
+    _wait_exit: WaitExit = wait_process_exit
     _engine: EngineLink | None = None
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _engine_is_over: trio.Event = attrs.field(factory=trio.Event)
@@ -125,7 +126,7 @@ class Supervisor:
                         assert_never(message)
 
     async def _watch_api(self, hello: ApiHello) -> None:
-        await wait_process_exit(hello.pid)
+        await self._wait_exit(hello.pid)
         self._send(self._supervision.api_died(ApiId(hello.api)))
 
     async def _run_engine(self) -> None:

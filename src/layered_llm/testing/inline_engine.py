@@ -25,7 +25,7 @@ from layered_llm.runtime.scripts import EchoScript, HashScript, Script
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.embedded import EmbeddedEngine, engine_addresses
 from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.scheduler import work_scheduler
+from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
 from layered_llm.service.text import serve_text
 from layered_llm.testing.memory_links import MemoryLinks
@@ -111,7 +111,7 @@ class InlineLauncher:
             case Role.TEXT:
                 await serve_text(self._links, addresses, index, self._options.text_files, self._prepare_long)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, self._options.settings())
+                await work_scheduler(self._links, addresses, scheduling_policy(self._options.settings()))
             case Role.RUNTIME:
                 await self._run_device(addresses.runtime(0))
             case Role.API | Role.SUPERVISOR:

@@ -5,12 +5,14 @@ Must not know: what a message means.
 What holds for the real links holds here: each pair of ends is first in, first out; a message to a name that is not connected
 is refused as UNREACHABLE, one to a peer whose queue is full as FULL; what is on its way to an end that closes is lost; a
 cancelled receive loses nothing. Unlike there, a message is the same object on both sides: messages are frozen values.
+
+`kill` and `stall` do to an end what the death and the suspension of its process do to a real one.
 """
 
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
 import trio
@@ -25,7 +27,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
-from layered_llm.transport.ports import SendOutcome
+from layered_llm.transport.ports import Garbled, SendOutcome
 
 OutT = TypeVar("OutT")
 InT = TypeVar("InT")
@@ -38,19 +40,38 @@ Delay = Callable[[], float]
 """Draws the seconds that the next message is on its way."""
 
 
+class LinkObserver(Protocol):
+    """Sees every message of a network twice: when a link takes it, and when its receiver does."""
+
+    def sent(self, message: object) -> None: ...
+
+    def taken(self, message: object) -> None: ...
+
+
 def no_delay() -> float:
     """Every message is there at once."""
     return 0.0
 
 
+class _Unobserved:
+    """Implements `LinkObserver`."""
+
+    def sent(self, message: object) -> None:
+        """Nobody looks."""
+
+    def taken(self, message: object) -> None:
+        """Nobody looks."""
+
+
 class _Pipe(Generic[MessageT]):
-    """One direction: messages become available in order, each after its delay."""
+    """One direction, for one receiver: messages become available in order, each after its delay."""
 
     def __init__(self, delay: Delay) -> None:
         self._delay = delay
         self._messages: deque[tuple[float, MessageT]] = deque()
-        self._arrivals = trio.lowlevel.ParkingLot()
         self._last_at = 0.0
+        self._is_stalled = False
+        self._waiting: trio.CancelScope | None = None
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -58,23 +79,42 @@ class _Pipe(Generic[MessageT]):
     def put(self, message: MessageT) -> None:
         self._last_at = max(self._last_at, trio.current_time() + self._delay())
         self._messages.append((self._last_at, message))
-        self._arrivals.unpark_all()
+        self._plan_wake()
 
     async def take(self) -> tuple[MessageT, ...]:
         """Everything that has arrived, at least one message; nothing can be cancelled once it is taken."""
-        await trio.lowlevel.checkpoint()
-        while not self._messages or self._messages[0][0] > trio.current_time():
-            if self._messages:
-                await trio.sleep_until(self._messages[0][0])
-            else:
-                await self._arrivals.park()
+        if self._next_at() <= trio.current_time():
+            await trio.lowlevel.checkpoint()
+        while (at := self._next_at()) > trio.current_time():
+            await self._wait_until(at)
         now, taken = trio.current_time(), []
         while self._messages and self._messages[0][0] <= now:
             taken.append(self._messages.popleft()[1])
         return tuple(taken)
 
-    def drop_all(self) -> None:
-        self._messages.clear()
+    def stall(self, is_stalled: bool) -> None:
+        self._is_stalled = is_stalled
+        self._plan_wake()
+
+    def drop(self, is_lost: Callable[[MessageT], bool]) -> None:
+        self._messages = deque(entry for entry in self._messages if not is_lost(entry[1]))
+        self._plan_wake()
+
+    def _next_at(self) -> float:
+        return self._messages[0][0] if self._messages and not self._is_stalled else float("inf")
+
+    def _plan_wake(self) -> None:
+        """A receiver is woken once, when a message is there, and not also when it is put."""
+        if self._waiting is not None:
+            self._waiting.deadline = self._next_at()
+
+    async def _wait_until(self, at: float) -> None:
+        with trio.CancelScope(deadline=at) as scope:
+            self._waiting = scope
+            try:
+                await trio.Event().wait()
+            finally:
+                self._waiting = None
 
 
 @attrs.define(eq=False)
@@ -82,6 +122,7 @@ class _Address:
     """One bound, or soon to be bound, end, and who is connected to it."""
 
     delay: Delay
+    observer: LinkObserver
     is_bound: bool = False
     inbound: "_Pipe[tuple[str, Any]]" = attrs.field(init=False)
     outbound: "dict[str, _Pipe[Any]]" = attrs.field(factory=dict)
@@ -89,24 +130,49 @@ class _Address:
     def __attrs_post_init__(self) -> None:
         self.inbound = _Pipe(self.delay)
 
+    def connect(self, name: str) -> "_Pipe[Any]":
+        return self.outbound.setdefault(name, _Pipe(self.delay))
+
+    def send_in(self, name: str, message: object) -> None:
+        self.observer.sent(message)
+        self.inbound.put((name, message))
+
+    def send_out(self, name: str, message: object, limit: int) -> SendOutcome:
+        pipe = self.outbound.get(name)
+        if pipe is None:
+            return SendOutcome.UNREACHABLE
+        if len(pipe) >= limit:
+            return SendOutcome.FULL
+        self.observer.sent(message)
+        pipe.put(message)
+        return SendOutcome.SENT
+
+    async def take_in(self) -> tuple[tuple[str, Any], ...]:
+        taken = await self.inbound.take()
+        for _name, message in taken:
+            self.observer.taken(message)
+        return taken
+
+    async def take_out(self, name: str) -> tuple[Any, ...]:
+        # An end whose peer was killed waits like one that nobody ever writes to.
+        pipe = self.outbound.get(name)
+        taken = await (pipe if pipe is not None else _Pipe[Any](self.delay)).take()
+        for message in taken:
+            self.observer.taken(message)
+        return taken
+
 
 class MemoryPeerLink(Generic[OutT, InT]):
     """Implements `PeerLink`."""
 
-    def __init__(self, address: _Address) -> None:
-        self._address = address
+    def __init__(self, address: _Address, high_water_mark: int) -> None:
+        self._address, self._high_water_mark = address, high_water_mark
 
-    async def receive(self) -> tuple[tuple[str, InT], ...]:
-        return await self._address.inbound.take()
+    async def receive(self) -> tuple[tuple[str, InT | Garbled], ...]:
+        return await self._address.take_in()
 
     def send_nowait(self, peer: str, message: OutT) -> SendOutcome:
-        pipe = self._address.outbound.get(peer)
-        if pipe is None:
-            return SendOutcome.UNREACHABLE
-        if len(pipe) >= HIGH_WATER_MARK:
-            return SendOutcome.FULL
-        pipe.put(message)
-        return SendOutcome.SENT
+        return self._address.send_out(peer, message, self._high_water_mark)
 
 
 class MemoryDealerLink(Generic[OutT, InT]):
@@ -117,10 +183,11 @@ class MemoryDealerLink(Generic[OutT, InT]):
 
     async def send(self, message: OutT) -> None:
         await trio.lowlevel.checkpoint()
-        self._address.inbound.put((self._name, message))
+        if self._name in self._address.outbound:
+            self._address.send_in(self._name, message)
 
     async def receive(self) -> tuple[InT, ...]:
-        return await self._address.outbound[self._name].take()
+        return await self._address.take_out(self._name)
 
 
 class MemoryBoundLink(Generic[OutT, InT]):
@@ -128,27 +195,51 @@ class MemoryBoundLink(Generic[OutT, InT]):
 
     def __init__(self, address: _Address) -> None:
         self._address = address
-        self._address.outbound.setdefault(_ONLY_PEER, _Pipe(address.delay))
+        address.connect(_ONLY_PEER)
 
     async def send(self, message: OutT) -> None:
         await trio.lowlevel.checkpoint()
-        self._address.outbound[_ONLY_PEER].put(message)
+        self._address.send_out(_ONLY_PEER, message, HIGH_WATER_MARK)
 
     async def receive(self) -> tuple[InT, ...]:
-        return tuple(message for _name, message in await self._address.inbound.take())
+        return tuple(message for _name, message in await self._address.take_in())
 
 
 class MemoryLinks:
     """Implements `Links`. One object is the network of one engine."""
 
-    def __init__(self, delay: Delay = no_delay) -> None:
+    def __init__(
+        self, delay: Delay = no_delay, observer: LinkObserver | None = None, high_water_mark: int = HIGH_WATER_MARK
+    ) -> None:
+        """`high_water_mark`: messages that wait for one peer of a bound end before the next one is refused as FULL."""
         self._delay = delay
+        self._observer = observer if observer is not None else _Unobserved()
+        self._high_water_mark = high_water_mark
         self._addresses: dict[str, _Address] = {}
+
+    def kill(self, name: str, *, loses_sent: bool) -> None:
+        """The process behind `name` dies: what is on its way to it is lost, and with `loses_sent` what it had sent, too."""
+        for address in self._addresses.values():
+            if address.outbound.pop(name, None) is not None and loses_sent:
+                address.inbound.drop(lambda entry: entry[0] == name)
+
+    def stall(self, name: str) -> None:
+        """The process behind `name` takes no messages until `resume`; they queue up to the limit, then sends are FULL."""
+        self._set_stalled(name, is_stalled=True)
+
+    def resume(self, name: str) -> None:
+        """It takes messages again."""
+        self._set_stalled(name, is_stalled=False)
+
+    def _set_stalled(self, name: str, *, is_stalled: bool) -> None:
+        for address in self._addresses.values():
+            if name in address.outbound:
+                address.outbound[name].stall(is_stalled)
 
     @contextlib.contextmanager
     def bind_text_for_apis(self, address: str) -> Iterator[MemoryPeerLink[TextToApi, ApiToText]]:
         with self._bound(address) as end:
-            yield MemoryPeerLink(end)
+            yield MemoryPeerLink(end, self._high_water_mark)
 
     @contextlib.contextmanager
     def connect_api_to_text(self, address: str, name: str) -> Iterator[MemoryDealerLink[ApiToText, TextToApi]]:
@@ -158,7 +249,7 @@ class MemoryLinks:
     @contextlib.contextmanager
     def bind_scheduler_for_texts(self, address: str) -> Iterator[MemoryPeerLink[SchedulerToText, TextToScheduler]]:
         with self._bound(address) as end:
-            yield MemoryPeerLink(end)
+            yield MemoryPeerLink(end, HIGH_WATER_MARK)
 
     @contextlib.contextmanager
     def connect_text_to_scheduler(
@@ -181,7 +272,7 @@ class MemoryLinks:
     @contextlib.contextmanager
     def bind_supervisor_for_apis(self, address: str) -> Iterator[MemoryPeerLink[SupervisorToApi, ApiToSupervisor]]:
         with self._bound(address) as end:
-            yield MemoryPeerLink(end)
+            yield MemoryPeerLink(end, HIGH_WATER_MARK)
 
     @contextlib.contextmanager
     def connect_api_to_supervisor(
@@ -193,7 +284,7 @@ class MemoryLinks:
     @contextlib.contextmanager
     def bind_supervisor_for_engine(self, address: str) -> Iterator[MemoryPeerLink[SupervisorToEngine, EngineToSupervisor]]:
         with self._bound(address) as end:
-            yield MemoryPeerLink(end)
+            yield MemoryPeerLink(end, HIGH_WATER_MARK)
 
     @contextlib.contextmanager
     def connect_engine_to_supervisor(
@@ -202,9 +293,12 @@ class MemoryLinks:
         with self._connected(address, name) as end:
             yield MemoryDealerLink(end, name)
 
+    def _at(self, address: str) -> _Address:
+        return self._addresses.setdefault(address, _Address(self._delay, self._observer))
+
     @contextlib.contextmanager
     def _bound(self, address: str) -> Iterator[_Address]:
-        end = self._addresses.setdefault(address, _Address(self._delay))
+        end = self._at(address)
         if end.is_bound:
             raise InvariantViolated(f"{address} is bound already")
         end.is_bound = True
@@ -212,13 +306,13 @@ class MemoryLinks:
             yield end
         finally:
             end.is_bound = False
-            end.inbound.drop_all()
+            end.inbound.drop(lambda _entry: True)
 
     @contextlib.contextmanager
     def _connected(self, address: str, name: str) -> Iterator[_Address]:
-        end = self._addresses.setdefault(address, _Address(self._delay))
-        end.outbound.setdefault(name, _Pipe(self._delay))
+        end = self._at(address)
+        end.connect(name)
         try:
             yield end
         finally:
-            end.outbound.pop(name).drop_all()
+            end.outbound.pop(name, None)
