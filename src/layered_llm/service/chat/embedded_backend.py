@@ -94,8 +94,7 @@ def _outcome(ended: RequestEnded, reason: FinishReason, params: SamplingParams) 
         case FinishReason.STOP | FinishReason.TOOL_CALLS:
             return Finished(end=End.STOP, tokens=tokens)
         case FinishReason.LENGTH:
-            # With max_tokens a request is taken only when there is room for all of them.
-            return Finished(end=End.CONTEXT if params.max_tokens is None else End.LENGTH, tokens=tokens)
+            return Finished(end=End.LENGTH if tokens == params.max_tokens else End.CONTEXT, tokens=tokens)
         case FinishReason.ABORT | FinishReason.ERROR:
             return Failed("the engine ended the answer")
         case FinishReason.RUNNING:

@@ -102,7 +102,8 @@ class Shell:
         while True:
             match event := answer.next_event():
                 case Piece():
-                    self._front.write(event.reasoning, is_aside=True)
+                    if event.reasoning:
+                        self._front.write(event.reasoning, is_aside=True)
                     self._front.write(event.text)
                     text += event.text
                 case Answered():
