@@ -5,6 +5,7 @@ Must not know: anything but the composition. Configured by the environment alone
 Importing this module lets hypercorn's default worker, which knows only asyncio, run the application under Trio.
 """
 
+import logging
 import sys
 from typing import Final
 
@@ -22,8 +23,14 @@ def _build() -> Api:
         sys.exit(f"layered_llm: {error}")
     worker.survive_sigterm_in_spawned_worker()
     api = build_api(settings)
-    worker.install(api.options, api.drain.begin, installed=worker.installed_hypercorn())
+    worker.install(
+        api.options,
+        api.drain.begin,
+        installed=worker.installed_hypercorn(),
+        until_drained=api.drain.wait_drained,
+    )
     set_up_logging(Role.API, settings)
+    logging.getLogger("hypercorn.error").propagate = False  # hypercorn's command gives it a handler of its own
     return api
 
 

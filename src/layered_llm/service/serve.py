@@ -50,6 +50,7 @@ async def _serve(api: Api, sockets: Sequence[socket.socket]) -> int:
         options=api.options,
         on_shutdown_requested=api.drain.begin,
         shutdown_trigger=partial(_until_over, api, outcome, sockets),
+        until_drained=api.drain.wait_drained,
     )
     async with trio.open_nursery() as telling:
         async with trio.open_nursery() as nursery:

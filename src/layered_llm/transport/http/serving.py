@@ -77,6 +77,7 @@ async def serve(
     worker.install(options, on_shutdown_requested, installed=worker.installed_hypercorn())
     config = Config()
     configure(config, options)
+    config.errorlog, config.loglevel = None, "warning"  # its records go where the program's own go
     await worker.serve_observed(
         on_shutdown_requested,
         wrap_app(app, config.wsgi_max_body_size, "asgi"),
