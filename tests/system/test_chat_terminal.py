@@ -49,7 +49,7 @@ def test_conversation_in_the_terminal(model: Path, tmp_path: Path) -> None:
         assert 0 == program.wait()
 
     # The scripted device says its prompt again, so that an answer shows what was asked.
-    assert "\nuser\nHiassistant\nuser\nHias\n24 tokens · " in first
+    assert "\nuser\nHiassistant\nuser\n24 tokens · " in first
     assert "TTFT" in first
     assert "the system prompt is set" in second
     assert "\nsystem\nBe kind.user\nHiass" in third
@@ -89,7 +89,7 @@ def test_history_is_kept_from_one_chat_to_the_next(model: Path, tmp_path: Path) 
     with chat(tmp_path, "--shell", "--model", str(model), *ENGINE) as program:
         program.read_until(PROMPT)
         program.type("\x1b[A\x1b[A")
-        program.read_until("/system Remembered.")
+        program.read_until("system Remembered.")
         program.type("\x03")
         program.read_until(PROMPT)
         program.type("\x04")
@@ -99,7 +99,7 @@ def test_history_is_kept_from_one_chat_to_the_next(model: Path, tmp_path: Path) 
 
 
 def test_full_context_suggests_reset(model: Path, tmp_path: Path) -> None:
-    with chat(tmp_path, "chat", str(model), "--device", "scripted") as program:
+    with chat(tmp_path, "chat", str(model), "--device", "scripted", "--max-model-len", "64") as program:
         program.read_until(PROMPT)
         filled = say(program, "x")
         refused = say(program, "y")
@@ -148,7 +148,7 @@ def piped(model: Path, text: str, *words: str) -> "subprocess.CompletedProcess[s
 def test_answers_to_a_script_are_all_that_is_on_standard_output(model: Path) -> None:
     done = piped(model, "Hi\n\n/reset\none\\\ntwo\n", *ENGINE)
 
-    assert ("user\nHiassistant\nuser\nH\nuser\none\ntwoassistant\n\n", "", 0) == (done.stdout, done.stderr, done.returncode)
+    assert ("user\nHiassistant\nuser\nuser\none\ntwoassistant\n\n", "", 0) == (done.stdout, done.stderr, done.returncode)
 
 
 def test_script_that_asks_for_too_much_fails(model: Path) -> None:
