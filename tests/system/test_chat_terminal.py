@@ -43,7 +43,7 @@ def test_conversation_in_the_terminal(model: Path, tmp_path: Path) -> None:
         second = say(program, "/system Be kind.")
         third = say(program, "Why?")
         say(program, "/reset")
-        fourth = say(program, "one \\\ntwo")
+        fourth = say(program, "one\\\n")
         program.type("\x04")
 
         assert 0 == program.wait()
@@ -52,8 +52,8 @@ def test_conversation_in_the_terminal(model: Path, tmp_path: Path) -> None:
     assert "\nuser\nHiassistant\nuser\n24 tokens · " in first
     assert "TTFT" in first
     assert "the system prompt is set" in second
-    assert "\nsystem\nBe kind.user\nHiass" in third
-    assert "\nsystem\nBe kind.user\none \n" in fourth
+    assert "\nsystem\nBe kind.user\nHi\n24 tokens · " in third
+    assert "\nsystem\nBe kind.user\non\n24 tokens · " in fourth
     assert "Traceback" not in program.shown
 
 

@@ -28,7 +28,8 @@ def variable(name: str) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """A hint at what was meant, with a blank before it; empty where nothing known is like `word`."""
-    found = difflib.get_close_matches(word, list(known), n=1)
+    names = list(known)
+    found = [name for name in names if name.startswith(word)] or difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 

@@ -1,0 +1,128 @@
+import argparse
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from layered_llm.service.cli import main
+from layered_llm.service.cli_parser import CommandParser
+
+
+def run(*words: str) -> int:
+    """The exit code, whether it is returned or the parser leaves with it."""
+    try:
+        return main(words)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 1
+
+
+def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run("--help")
+
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("serve [MODEL]", "chat [MODEL]", "bench URL", "examples:", "--version"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run("--version")
+    assert f"layered-llm {version('layered-llm')}\n" == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "taught"),
+    [
+        ("serve", ["[LAYERED_LLM_NUM_PAGES]", "(default: 8000)", "--config FILE", "--shell", "examples:", "HTTP server:"]),
+        ("chat", ["[LAYERED_LLM_NUM_PAGES]", "(default: 0.7;", "--config FILE", "--url URL", "examples:", "conversation:"]),
+        ("bench", ["examples:", "--concurrency"]),
+    ],
+)
+def test_each_command_teaches_its_flags(command: str, taught: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run(command, "--help")
+
+    shown = capsys.readouterr().out
+    assert [] == [text for text in taught if text not in shown]
+
+
+def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    run("chat", "--help")
+
+    assert "--port" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["srve"], "layered-llm: srve is no command (did you mean serve?); there are serve, chat, bench"),
+        (["xyz"], "layered-llm: xyz is no command; there are serve, chat, bench"),
+        (["--prot", "1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
+        (["serve", "--prot=1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
+        (["chat", "--temp", "1"], "layered-llm chat: unknown flag --temp (did you mean --temperature?)"),
+        (["serve", "a", "b"], "layered-llm serve: unexpected argument: b"),
+        (["serve", "a", "--model", "b"], "layered-llm serve: the model is named twice: a and --model b"),
+        (["--port", "x"], "layered-llm serve: argument --port: invalid int value: 'x'"),
+        (["--port", "65536"], "layered-llm: --port must be at most 65535, got 65536"),
+        (["bench", "--rate", "1"], "layered-llm bench: the following arguments are required: URL"),
+        (["chat", "--temperature", "3"], "layered-llm: --temperature: temperature must be between 0 and 2, got 3"),
+        (["chat", "--max-tokens", "0"], "layered-llm: --max-tokens: max_tokens must be between 1 and 2147483647, got 0"),
+        (["chat", "--api-key", "k"], "layered-llm: --api-key needs --url"),
+        (
+            ["chat", "--url", "http://h", "--num_pages", "1"],
+            "layered-llm: --num-pages sets up an engine, and with --url there is none in this process",
+        ),
+        (["--shell", "--port", "1"], "layered-llm chat: unknown flag --port"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_what_was_meant(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == run(*words)
+
+    out, err = capsys.readouterr()
+    assert ("", message) == (out, err.splitlines()[0])
+
+
+def test_a_wrong_word_is_answered_with_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    run("chat", "--temp", "1")
+
+    assert capsys.readouterr().err.endswith("\nSee layered-llm chat --help\n")
+
+
+def test_a_directory_is_no_command_but_may_be_a_model(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == run(str(tmp_path))
+    assert f"to serve that model: layered-llm serve {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_wrong_configuration_file_is_told(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == run("serve", "--config", f"{tmp_path}/none.toml")
+    assert f"layered-llm: {tmp_path}/none.toml: the configuration file cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_flags_may_be_spelled_with_underscores_which_values_keep() -> None:
+    parser = CommandParser(prog="p", description="")
+    parser.add_argument("--a-b")
+
+    assert argparse.Namespace(a_b="c_d") == parser.parse(["--a_b=c_d"])
+    assert argparse.Namespace(a_b="c_d") == parser.parse(["--a_b", "c_d"])
+
+
+def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_settings: object) -> int:
+        raise BaseExceptionGroup("a nursery's", [KeyboardInterrupt()])
+
+    monkeypatch.setattr("layered_llm.service.serve.run_server", interrupted)
+
+    assert 130 == run("serve")
+
+
+def test_help_waits_for_no_heavy_import() -> None:
+    program = (
+        "import sys\n"
+        "from layered_llm.service.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('trio', 'httpx', 'torch', 'numpy', 'zmq', 'quart', 'msgspec') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "[]" == done.stdout.splitlines()[-1]
