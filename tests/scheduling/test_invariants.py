@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.prefix_tree import Node, PrefixTree
 from layered_llm.scheduling.sequences import Phase, Sequence
 from support.scheduling_rig import Rig, admit, policy
 
@@ -33,8 +35,56 @@ def page_lost(scheduler: Scheduler) -> None:
     scheduler._running.pages._pool.take(1)
 
 
-def reservation_lost(scheduler: Scheduler) -> None:
-    scheduler._running.pages._reserved -= 1
+def lock_lost(scheduler: Scheduler) -> None:
+    place = sequence_of(scheduler, 1).place
+    assert place is not None
+    place.locks -= 1
+
+
+def place_forgotten(scheduler: Scheduler) -> None:
+    pages = scheduler._running.pages
+    pages._tree = PrefixTree(pages.page_size_tokens)
+
+
+def evictable_pages_miscounted(scheduler: Scheduler) -> None:
+    scheduler._running.pages._tree._evictable_pages -= 1
+
+
+def half_computed_page_shared(scheduler: Scheduler) -> None:
+    sequence_of(scheduler, 2).shared_pages += 1
+
+
+def others_pages_shared(scheduler: Scheduler) -> None:
+    sequence_of(scheduler, 1).pages[0] = PageId(63)
+
+
+def salt_ignored(scheduler: Scheduler) -> None:
+    sequence = sequence_of(scheduler, 1)
+    sequence.admit = attrs.evolve(sequence.admit, cache_salt="other")
+
+
+def key_of_another_page(scheduler: Scheduler) -> None:
+    place = sequence_of(scheduler, 1).place
+    assert place is not None
+    place.key = place.key[::-1]
+
+
+def page_without_tokens(scheduler: Scheduler) -> None:
+    place = sequence_of(scheduler, 1).place
+    assert place is not None
+    place.pages += scheduler._running.pages._pool.take(1)
+
+
+def empty_tree_kept(scheduler: Scheduler) -> None:
+    scheduler._running.pages._tree._roots["x"] = Node(salt="x", parent=None, key=b"", pages=[])
+
+
+def token_lost(scheduler: Scheduler) -> None:
+    sequence_of(scheduler, 1).tokens.pop()
+
+
+def tenant_miscounted(scheduler: Scheduler) -> None:
+    scheduler._streams["x"] += 1
 
 
 def slot_freed_twice(scheduler: Scheduler) -> None:
@@ -80,8 +130,18 @@ def step_lost(scheduler: Scheduler) -> None:
 
 FAULTS: dict[str, Callable[[Scheduler], None]] = {
     "not all pages, each once": page_freed_twice,
-    "quarantined and owned pages": page_lost,
-    "choices were promised": reservation_lost,
+    "cached and owned pages": page_lost,
+    "locks, 1 are held in it": lock_lost,
+    "that is not in the prefix tree": place_forgotten,
+    "counted as evictable": evictable_pages_miscounted,
+    "choice 0 of request 2 shares pages of tokens that are not computed": half_computed_page_shared,
+    "choice 0 of request 1 shares 1 pages that are not its own beginning": others_pages_shared,
+    "choice 0 of request 1 shares pages of salt None": salt_ignored,
+    "is kept under another key": key_of_another_page,
+    "has 2 pages for 16 bytes of tokens": page_without_tokens,
+    "is an empty tree": empty_tree_kept,
+    "has 4 tokens, not its prompt and 1": token_lost,
+    "not counted right by tenant": tenant_miscounted,
     "not all slots, each once": slot_freed_twice,
     "wait for step 99": quarantine_without_end,
     "3 choices of open requests have not ended, 2 are kept": waiting_choice_forgotten,

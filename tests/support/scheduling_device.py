@@ -1,6 +1,7 @@
 """A runtime without a model: executes steps in order, answers late, and finds every fault of the page and slot accounting.
 
-Keys and values are modelled as (owner, position): a row that reads a page which someone else wrote meanwhile is seen at once.
+Keys and values are modelled as a hash of everything up to their token and of the salt: a row that reads a page which holds
+anything but its own beginning is seen at once, whoever wrote it.
 """
 
 from collections import deque
@@ -25,30 +26,43 @@ def counting_script(seed: int, choice: int, position: int) -> int:
 class DeviceSlot:
     opened: OpenSlot
     incarnation: int
+    tokens: list[int]
+    salt: str | None
     pages: list[PageId] = attrs.field(factory=list)
     computed: int = 0
-    output: list[int] = attrs.field(factory=list)
+    is_fresh: bool = True
+    contents: list[int] = attrs.field(factory=list)
+    """What the cell of each token must hold."""
 
     @property
-    def prompt_tokens(self) -> int:
-        return rows("i", self.opened.prompt_ids)
+    def output_tokens(self) -> int:
+        return len(self.tokens) - rows("i", self.opened.prompt_ids)
+
+    def content(self, position: int) -> int:
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else hash(self.salt)
+            self.contents.append(hash((before, self.tokens[len(self.contents)])))
+        return self.contents[position]
 
 
 @attrs.define(kw_only=True)
 class Launched:
     result: StepCompleted
     touched_slots: set[SlotId]
-    touched_pages: set[PageId]
+    touched_pages: dict[PageId, set[int]]
+    """The incarnations of slots whose rows read or write each page."""
 
 
 @attrs.define(kw_only=True)
 class FakeDevice:
     limits: RuntimeLimits
     script: Script = counting_script
+    salts: dict[int, str | None] = attrs.field(init=False, factory=dict)
+    """By the seed of the request."""
     slots: dict[SlotId, DeviceSlot] = attrs.field(init=False, factory=dict)
     launched: deque[Launched] = attrs.field(init=False, factory=deque)
     steps: list[ExecuteStep] = attrs.field(init=False, factory=list)
-    _written: dict[tuple[PageId, int], tuple[int, int]] = attrs.field(init=False, factory=dict)
+    _written: dict[tuple[PageId, int], int] = attrs.field(init=False, factory=dict)
     _incarnations: int = attrs.field(init=False, default=0)
 
     def launch(self, step: ExecuteStep) -> None:
@@ -58,7 +72,7 @@ class FakeDevice:
             del self.slots[SlotId(slot)]
         for opened in step.opened:
             self._open(opened)
-        self._append_pages(step)
+        self._set_pages(step)
         tokens, slots, pages = self._execute(step)
         result = StepCompleted(step=step.step, token_ids=pack_i32(tokens), device_us=0, open_slots=len(self.slots))
         self.launched.append(Launched(result=result, touched_slots=slots, touched_pages=pages))
@@ -71,32 +85,39 @@ class FakeDevice:
         assert 0 <= opened.slot < self.limits.slots
         assert not any(opened.slot in step.touched_slots for step in self.launched), "slot of a step in flight is used again"
         self._incarnations += 1
-        self.slots[opened.slot] = DeviceSlot(opened=opened, incarnation=self._incarnations)
+        self.slots[opened.slot] = DeviceSlot(
+            opened=opened,
+            incarnation=self._incarnations,
+            tokens=[*unpack_i32(opened.prompt_ids), *unpack_i32(opened.output_ids)],
+            salt=self.salts.get(opened.sampling.seed),
+        )
 
-    def _append_pages(self, step: ExecuteStep) -> None:
+    def _set_pages(self, step: ExecuteStep) -> None:
         ids = iter(unpack_i32(step.page_ids))
         table = zip(unpack_i32(step.page_slots), unpack_i32(step.page_counts), unpack_i32(step.page_offsets), strict=True)
-        for slot, count, offset in table:
-            pages = self.slots[SlotId(slot)].pages
-            assert offset == len(pages)
-            for page in (PageId(next(ids)) for _ in range(count)):
-                assert 0 <= page < self.limits.pages
-                assert not any(page in other.pages for other in self.slots.values()), "page has two owners"
-                assert not any(page in step.touched_pages for step in self.launched), "page of a step in flight is given away"
-                pages.append(page)
+        for slot_id, count, offset in table:
+            slot = self.slots[SlotId(slot_id)]
+            assert 0 < count
+            assert 0 <= offset <= len(slot.pages)
+            slot.pages[offset : offset + count] = [PageId(next(ids)) for _ in range(count)]
+            assert all(0 <= page < self.limits.pages for page in slot.pages)
+            assert len(set(slot.pages)) == len(slot.pages), "a page stands twice in one table"
+            self._read(slot, min(slot.computed, (offset + count) * self.limits.page_size_tokens))
         assert next(ids, None) is None
 
-    def _execute(self, step: ExecuteStep) -> tuple[list[int], set[SlotId], set[PageId]]:
+    def _execute(self, step: ExecuteStep) -> tuple[list[int], set[SlotId], dict[PageId, set[int]]]:
         tokens: list[int] = []
-        slots, pages = set(), set()
+        slots: set[SlotId] = set()
+        pages: dict[PageId, set[int]] = {}
         columns = (unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), unpack_i8(step.samples))
         for slot_id, start, count, samples in zip(*columns, strict=True):
             slot = self.slots[SlotId(slot_id)]
             assert SlotId(slot_id) not in slots, "two rows of one slot in one step"
             slots.add(SlotId(slot_id))
-            pages.update(slot.pages)
+            for page in slot.pages:
+                pages.setdefault(page, set()).add(slot.incarnation)
             self._compute(slot, start, count)
-            assert bool(samples) == (slot.computed >= slot.prompt_tokens)
+            assert bool(samples) == (slot.computed == len(slot.tokens))
             if samples:
                 tokens.append(self._sample(slot))
         return tokens, slots, pages
@@ -104,18 +125,30 @@ class FakeDevice:
     def _compute(self, slot: DeviceSlot, start: int, count: int) -> None:
         size = self.limits.page_size_tokens
         assert count > 0
-        assert start == slot.computed
-        assert start + count <= slot.prompt_tokens + len(slot.output), "a token is computed before it is known"
-        for position in range(start):
-            assert (slot.incarnation, position) == self._written[slot.pages[position // size], position % size]
+        assert start == slot.computed or (slot.is_fresh and start % size == 0)
+        assert start + count <= len(slot.tokens), "a token is computed before it is known"
+        self._read(slot, start)
         for position in range(start, start + count):
-            self._written[slot.pages[position // size], position % size] = (slot.incarnation, position)
-        slot.computed += count
+            page = slot.pages[position // size]
+            self._check_exclusive(slot, page)
+            self._written[page, position % size] = slot.content(position)
+        slot.computed, slot.is_fresh = start + count, False
+
+    def _read(self, slot: DeviceSlot, tokens: int) -> None:
+        size = self.limits.page_size_tokens
+        for position in range(tokens):
+            assert slot.content(position) == self._written[slot.pages[position // size], position % size]
+
+    def _check_exclusive(self, slot: DeviceSlot, page: PageId) -> None:
+        """A page that is written stands in no other table, and no step in flight of another choice names it."""
+        assert not any(page in other.pages for other in self.slots.values() if other is not slot), "page has two owners"
+        for step in self.launched:
+            assert step.touched_pages.get(page, set()) <= {slot.incarnation}, "page of a step in flight is given away"
 
     def _sample(self, slot: DeviceSlot) -> int:
         sampling = slot.opened.sampling
-        token = self.script(sampling.seed, slot.opened.choice, len(slot.output))
-        if len(slot.output) < sampling.min_tokens and token in sampling.end_ids:
+        token = self.script(sampling.seed, slot.opened.choice, slot.output_tokens)
+        if slot.output_tokens < sampling.min_tokens and token in sampling.end_ids:
             token = max(sampling.end_ids) + 1
-        slot.output.append(token)
+        slot.tokens.append(token)
         return token

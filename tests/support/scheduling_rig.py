@@ -1,5 +1,7 @@
 """The scheduler between a fake device and a text side that keeps the books and trusts nobody."""
 
+from collections.abc import Iterable
+
 import attrs
 
 from layered_llm.domain.columns import pack_i32, rows, unpack_i8, unpack_i32, unpack_i64
@@ -21,7 +23,7 @@ from layered_llm.domain.messages.text_scheduler import (
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Outgoing
 from layered_llm.scheduling.plan import Idle
-from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from support.scheduling_device import FakeDevice, Script, counting_script
 
 ChoiceKey = tuple[int, int]
@@ -37,25 +39,55 @@ def limits(*, pages: int = 64, page_size: int = 4, slots: int = 16, context: int
     )
 
 
-def policy(*, budget: int = 64, running: int = 16, queued: int = 64, credit: int = 8, in_flight: int = 1) -> SchedulingPolicy:
+def policy(
+    *,
+    budget: int = 64,
+    running: int = 16,
+    queued: int = 64,
+    credit: int = 8,
+    in_flight: int = 1,
+    cache: bool = True,
+    order: AdmissionOrder = AdmissionOrder.FIRST_COME,
+    overtakes: int = 16,
+    streams: int | None = None,
+) -> SchedulingPolicy:
     return SchedulingPolicy(
         max_step_tokens=budget,
         max_running_choices=running,
         max_queued_requests=queued,
         max_unacknowledged_steps=credit,
         max_steps_in_flight=in_flight,
+        prefix_cache=cache,
+        admission_order=order,
+        max_overtakes=overtakes,
+        max_streams_per_tenant=streams,
     )
 
 
 def admit(
-    request: int, *, prompt: int = 4, tokens: int = 4, choices: int = 1, end_ids: tuple[int, ...] = (), min_tokens: int = 0
+    request: int,
+    *,
+    prompt: int = 4,
+    prompt_ids: Iterable[int] | None = None,
+    tokens: int = 4,
+    choices: int = 1,
+    end_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
+    salt: str | None = None,
+    tenant: str = "",
+    priority: int = 0,
 ) -> Admit:
+    """A prompt of `prompt` tokens that no other request has, where `prompt_ids` does not say which."""
+    own_ids = range(10_000 * request, 10_000 * request + prompt)
     return Admit(
         request=RequestId(request),
         choices=choices,
-        prompt_ids=pack_i32(range(prompt)),
+        prompt_ids=pack_i32(own_ids if prompt_ids is None else prompt_ids),
         max_tokens=tokens,
         sampling=TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=request, min_tokens=min_tokens, end_ids=end_ids),
+        cache_salt=salt,
+        tenant=tenant,
+        priority=priority,
     )
 
 
@@ -73,6 +105,8 @@ class Rig:
     queued: list[int] = attrs.field(init=False, factory=list)
     refused: list[Refused] = attrs.field(init=False, factory=list)
     outputs: dict[ChoiceKey, list[int]] = attrs.field(init=False, factory=dict)
+    cached: dict[ChoiceKey, int] = attrs.field(init=False, factory=dict)
+    """Cached tokens, as told with the first token."""
     ended: dict[ChoiceKey, tuple[FinishReason, int]] = attrs.field(init=False, factory=dict)
     untaken: dict[TextId, list[StepId]] = attrs.field(init=False, factory=dict)
     workers: dict[int, TextId] = attrs.field(init=False, factory=dict)
@@ -83,6 +117,7 @@ class Rig:
 
     def admit(self, message: Admit, worker: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
+        self.device.salts[message.sampling.seed] = message.cache_salt
         (answer,) = self.scheduler.handle(TextId(worker), message)
         assert isinstance(answer.message, Queued | Refused)
         if isinstance(answer.message, Queued):
@@ -113,6 +148,7 @@ class Rig:
         for slot in unpack_i32(planned.slots):
             opened = self.device.slots[SlotId(slot)].opened
             assert (opened.sampling.seed, opened.choice) not in self.ended, "a choice that ended is planned"
+        self._same_tables()
         return planned
 
     def finish(self) -> tuple[Outgoing, ...]:
@@ -146,14 +182,24 @@ class Rig:
         assert self.scheduler.is_quiescent
         assert {size for _, size in figures.maps} == {0}
         assert (figures.running_choices, figures.waiting_choices, figures.pages_quarantined) == (0, 0, 0)
-        assert figures.pages_free == figures.pages_total
-        assert figures.pages_reserved == 0
+        assert figures.pages_free + figures.pages_cached == figures.pages_total
+        assert (figures.pages_used, figures.pages_reserved) == (0, 0)
         assert self.device.slots == {}
         assert self.ended.keys() == self.outputs.keys()
         self.sound()
 
     def sound(self) -> None:
         assert self.scheduler.check() == ()
+
+    def computed_tokens(self) -> int:
+        """Tokens that all steps computed together."""
+        return sum(sum(unpack_i32(step.counts)) for step in self.device.steps)
+
+    def _same_tables(self) -> None:
+        """The runtime's page tables are the scheduler's: none names a page that somebody else may be given (D1)."""
+        running = self.scheduler._running
+        expected = {one.slot: one.pages for one in (*running.prefilling, *running.decoding) if one.last_step}
+        assert expected == {slot: state.pages for slot, state in self.device.slots.items()}
 
     def reason(self, request: int, choice: int = 0) -> FinishReason:
         return self.ended[request, choice][0]
@@ -179,7 +225,10 @@ class Rig:
             assert worker == self.workers[request]
             assert (request, choice) not in self.ended, "output after the end"
             assert position == len(self.outputs[request, choice])
-            assert cached == (0 if position == 0 else -1)
+            if position == 0:
+                assert 0 <= cached
+                self.cached[request, choice] = cached
+            assert (cached == -1) == (position > 0)
             self.outputs[request, choice].append(token)
         self.untaken.setdefault(worker, []).append(message.step)
         if self.gives_credit:

@@ -7,7 +7,7 @@ step names the request, and its pages are free at the latest when the steps in f
 request that ended.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import assert_never
 
@@ -26,14 +26,16 @@ from layered_llm.domain.messages.text_scheduler import (
     StopChoice,
     TextToScheduler,
 )
-from layered_llm.scheduling.admission import WaitingQueue, judge
+from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows
 from layered_llm.scheduling.invariants import SchedulerState, violations
+from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
+from layered_llm.scheduling.waiting import WaitingQueue
 
 
 class Scheduler:
@@ -44,8 +46,11 @@ class Scheduler:
         self._policy = policy
         self._workers: dict[TextId, TextWorker] = {}
         self._requests: dict[RequestId, Request] = {}
-        self._waiting = WaitingQueue()
-        self._running = RunningChoices(limits=limits, max_choices=policy.max_running_choices)
+        self._streams: Counter[str] = Counter()
+        """Open requests by tenant."""
+        self._running = RunningChoices(limits=limits, policy=policy)
+        order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
+        self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
         self._in_flight: deque[PlannedStep] = deque()
         self._next_step = 1
         self._next_arrival = 0
@@ -73,7 +78,10 @@ class Scheduler:
         if len(self._in_flight) >= self._policy.max_steps_in_flight:
             return Idle()
         self._start_waiting()
-        planned = self._running.plan(StepId(self._next_step), self._policy.max_step_tokens)
+        planned = self._running.plan(StepId(self._next_step))
+        for sequence in planned.preempted:
+            self._waiting.push_preempted(sequence)
+        self._counters.preemptions += len(planned.preempted)
         if not planned.rows and not planned.retired:
             return Idle()
         self._next_step += 1
@@ -94,6 +102,7 @@ class Scheduler:
                 self._counters.dropped_tokens += 1
                 continue
             sequence.output_tokens += 1
+            sequence.tokens.append(token)
             worker = sequence.worker
             if worker not in tokens:
                 tokens[worker] = TokenRows()
@@ -104,9 +113,13 @@ class Scheduler:
                 self._end(sequence, reason)
         return tuple(_emit(planned.step, tokens, finished))
 
+    def flush_cache(self) -> int:
+        """Forgets every prefix that no running choice uses; how many pages that freed."""
+        return self._running.pages.flush()
+
     @property
     def is_quiescent(self) -> bool:
-        """No request is open, no step in flight, no slot to retire: every page is free. Credit may still be out."""
+        """No request is open, no step in flight, no slot to retire: every page is free or cached. Credit may still be out."""
         return not self._requests and not self._in_flight and not self._running.slots_to_retire
 
     def check(self) -> tuple[str, ...]:
@@ -117,6 +130,7 @@ class Scheduler:
                     limits=self._limits,
                     max_steps_in_flight=self._policy.max_steps_in_flight,
                     requests=self._requests,
+                    streams=self._streams,
                     waiting=self._waiting,
                     running=self._running,
                     in_flight=self._in_flight,
@@ -130,6 +144,7 @@ class Scheduler:
         return summarize(
             counters=self._counters,
             open_requests=len(self._requests),
+            open_tenants=len(self._streams),
             waiting=self._waiting,
             running=self._running,
             steps_in_flight=len(self._in_flight),
@@ -143,17 +158,18 @@ class Scheduler:
     def _admit(self, worker: TextWorker, admit: Admit) -> Queued | Refused:
         if admit.request in self._requests:
             raise InvariantViolated(f"request {admit.request} is admitted while it is open")
-        refused = judge(
-            admit,
-            limits=self._limits,
-            waiting_requests=self._waiting.request_count,
-            max_queued_requests=self._policy.max_queued_requests,
-        )
+        load = Load(waiting_requests=self._waiting.request_count, tenant_streams=self._streams[admit.tenant])
+        refused = judge(admit, limits=self._limits, policy=self._policy, load=load)
         if refused is not None:
             self._counters.refused[refused.reason] += 1
             return refused
-        request = Request(worker=worker, sequences=tuple(self._sequences(worker, admit)))
+        request = Request(
+            worker=worker,
+            sequences=tuple(self._sequences(worker, admit)),
+            sharable_pages=(rows("i", admit.prompt_ids) - 1) // self._limits.page_size_tokens,
+        )
         self._requests[admit.request] = request
+        self._streams[admit.tenant] += 1
         for sequence in request.sequences:
             self._waiting.push(sequence)
         self._counters.requests_accepted += 1
@@ -171,7 +187,7 @@ class Scheduler:
                 arrival=self._next_arrival,
                 prompt_tokens=prompt_tokens,
                 end_ids=end_ids,
-                worst_case_pages=self._running.pages.pages_for(prompt_tokens + admit.max_tokens),
+                tokens=unpack_i32(admit.prompt_ids),
             )
             self._next_arrival += 1
 
@@ -219,9 +235,25 @@ class Scheduler:
         return request
 
     def _start_waiting(self) -> None:
-        while (sequence := self._waiting.first()) is not None and self._running.has_room(sequence.worst_case_pages):
-            self._waiting.remove(sequence)
-            self._running.start(sequence)
+        while self._running.has_slot and (sequence := self._waiting.first(self._can_start)) is not None:
+            if not self._running.try_start(sequence):
+                return
+            self._waiting.take(sequence)
+            self._requests[sequence.request].leader = sequence
+            if self._policy.prefix_cache:
+                self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
+
+    def _can_start(self, sequence: Sequence) -> bool:
+        """A choice waits for its own tokens in flight, and for the pages that another choice of its request computes.
+
+        So the prompt of a request with n choices is computed once.
+        """
+        if sequence.resumes_after > self._running.pages.acknowledged:
+            return False
+        return not (self._policy.prefix_cache and self._requests[sequence.request].is_prompt_under_way)
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return self._running.pages.find_tokens(sequence.admit.cache_salt, sequence.admit.prompt_ids)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.phase is Phase.WAITING:
@@ -234,6 +266,9 @@ class Scheduler:
         request.open_choices -= 1
         if not request.open_choices:
             del self._requests[sequence.request]
+            self._streams[sequence.admit.tenant] -= 1
+            if not self._streams[sequence.admit.tenant]:
+                del self._streams[sequence.admit.tenant]
 
     def _acknowledge(self, result: StepCompleted) -> PlannedStep:
         if not self._in_flight or self._in_flight[0].step != result.step:
@@ -245,9 +280,7 @@ class Scheduler:
                 f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
             )
         self._in_flight.popleft()
-        self._running.acknowledge(result.step)
-        for sequence, count in zip(planned.rows, planned.counts, strict=True):
-            sequence.computed_tokens += count
+        self._running.acknowledge(planned)
         self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned

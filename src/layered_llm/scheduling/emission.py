@@ -28,6 +28,7 @@ class TokenRows:
     _choices: list[int] = attrs.field(init=False, factory=list)
     _positions: list[int] = attrs.field(init=False, factory=list)
     _token_ids: list[int] = attrs.field(init=False, factory=list)
+    _cached_tokens: list[int] = attrs.field(init=False, factory=list)
 
     def add(self, sequence: Sequence, token: int) -> None:
         """`token` stands at the end of the output of `sequence`."""
@@ -35,6 +36,7 @@ class TokenRows:
         self._choices.append(sequence.choice)
         self._positions.append(sequence.output_tokens - 1)
         self._token_ids.append(token)
+        self._cached_tokens.append((sequence.cached_tokens or 0) if sequence.output_tokens == 1 else -1)
 
     def message(self, step: StepId) -> TokensEmitted:
         return TokensEmitted(
@@ -43,7 +45,7 @@ class TokenRows:
             choices=pack_i32(self._choices),
             positions=pack_i32(self._positions),
             token_ids=pack_i32(self._token_ids),
-            cached_tokens=pack_i32([-1 if position else 0 for position in self._positions]),
+            cached_tokens=pack_i32(self._cached_tokens),
         )
 
 

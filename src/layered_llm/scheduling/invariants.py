@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from layered_llm.domain.ids import RequestId
+from layered_llm.domain.ids import PageId, RequestId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.scheduling.admission import WaitingQueue
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.pools import IdT, PoolCensus, count_everywhere
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence
+from layered_llm.scheduling.tree_invariants import tree_violations
+from layered_llm.scheduling.waiting import WaitingQueue
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +25,7 @@ class SchedulerState:
     limits: RuntimeLimits
     max_steps_in_flight: int
     requests: Mapping[RequestId, Request]
+    streams: Counter[str]
     waiting: WaitingQueue
     running: RunningChoices
     in_flight: deque[PlannedStep]
@@ -71,20 +73,40 @@ def _places(state: SchedulerState) -> Iterator[str]:
     waiting = Counter(one.request for one in places[Phase.WAITING])
     if waiting != Counter(state.waiting.choices_by_request()):
         yield "waiting choices are not counted right by request"
+    if state.streams != Counter(request.sequences[0].admit.tenant for request in state.requests.values()):
+        yield "open requests are not counted right by tenant"
 
 
 def _pages(state: SchedulerState) -> Iterator[str]:
     pages, sequences = state.running.pages, (*state.running.prefilling, *state.running.decoding)
-    census = pages.census()
-    counts = count_everywhere(census, [page for one in sequences for page in one.pages])
+    census, nodes = pages.census(), list(pages.nodes())
+    own = [page for one in sequences for page in one.pages[one.shared_pages :]]
+    counts = count_everywhere(census, [*own, *(page for node in nodes for page in node.pages)])
     if counts != dict.fromkeys(range(state.limits.pages), 1):
-        yield "free, quarantined and owned pages are not all pages, each once"
-    reserved = sum(one.worst_case_pages - len(one.pages) for one in sequences)
-    if reserved != pages.reserved:
-        yield f"{pages.reserved} pages are counted as reserved, choices were promised {reserved}"
-    if reserved > pages.free:
-        yield f"{reserved} pages are reserved, {pages.free} are free"
+        yield "free, quarantined, cached and owned pages are not all pages, each once"
+    for sequence in sequences:
+        yield from _shared_pages(state, sequence)
+    places = [*(one.place for one in sequences if one.place is not None), *pages.places_let_go()]
+    yield from tree_violations(nodes, places, page_size_tokens=state.limits.page_size_tokens, evictable_pages=pages.cached)
     yield from _quarantine(state, census)
+
+
+def _shared_pages(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
+    """The tree's path to the choice's place holds its tokens, in its pages."""
+    keys: list[bytes] = []
+    path: list[PageId] = []
+    node = sequence.place
+    while node is not None:
+        keys.insert(0, node.key)
+        path[:0] = node.pages
+        if node.salt != sequence.admit.cache_salt:
+            yield f"{_name(sequence)} shares pages of salt {node.salt!r}"
+        node = node.parent
+    tokens = sequence.shared_pages * state.limits.page_size_tokens
+    if path != sequence.pages[: sequence.shared_pages] or b"".join(keys) != sequence.tokens[:tokens].tobytes():
+        yield f"{_name(sequence)} shares {sequence.shared_pages} pages that are not its own beginning"
+    if tokens > sequence.computed_tokens:
+        yield f"{_name(sequence)} shares pages of tokens that are not computed"
 
 
 def _slots(state: SchedulerState) -> Iterator[str]:
@@ -104,14 +126,19 @@ def _quarantine(state: SchedulerState, census: PoolCensus[IdT]) -> Iterator[str]
 
 def _progress(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
     flying = sum(
-        count for planned in state.in_flight for one, count in zip(planned.rows, planned.counts, strict=True) if one is sequence
+        count
+        for planned in state.in_flight
+        for one, slot, count in zip(planned.rows, planned.slots, planned.counts, strict=True)
+        if one is sequence and slot == sequence.slot
     )
+    if len(sequence.tokens) != sequence.prompt_tokens + sequence.output_tokens:
+        yield f"{_name(sequence)} has {len(sequence.tokens)} tokens, not its prompt and {sequence.output_tokens}"
     if sequence.planned_tokens - sequence.computed_tokens != flying:
         yield f"{_name(sequence)} has {flying} tokens in flight, not planned less computed"
     if sequence.planned_tokens > sequence.plan_limit_tokens:
         yield f"{_name(sequence)} is planned beyond its limit"
-    if (sequence.phase is Phase.PREFILLING) != (sequence.planned_tokens < sequence.prompt_tokens):
-        yield f"{_name(sequence)} is {sequence.phase} with {sequence.planned_tokens} of {sequence.prompt_tokens} planned"
+    if (sequence.phase is Phase.PREFILLING) != (sequence.planned_tokens < sequence.prefill_tokens):
+        yield f"{_name(sequence)} is {sequence.phase} with {sequence.planned_tokens} of {sequence.prefill_tokens} planned"
     if len(sequence.pages) != state.running.pages.pages_for(sequence.planned_tokens):
         yield f"{_name(sequence)} owns {len(sequence.pages)} pages for {sequence.planned_tokens} planned tokens"
 

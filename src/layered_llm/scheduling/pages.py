@@ -1,26 +1,32 @@
-"""Pages of the KV cache: who may take how many, and when they come back.
+"""Pages of the KV cache: which are free, which are kept for a prefix that may come again, and when they come back.
 
-Must not know: choices, the contents of steps, token ids.
+Must not know: choices, the contents of steps, policy.
 
-Invariants: a page is free, owned or in quarantine, and only in one of them. What is reserved and not yet allocated is free,
-so an allocation out of a reservation cannot fail.
+Invariants: a page is free, owned by one choice, in the prefix tree, or in quarantine, and only in one of them. What is
+`available` can be taken at once: no step in flight names it, since a page comes back, and a lock on a prefix is given back,
+only with the acknowledgement of the last step that names it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, StepId
-from layered_llm.scheduling.pools import PoolCensus, QuarantinePool
+from layered_llm.scheduling.pools import NO_STEP, PoolCensus, QuarantinePool
+from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node, Prefix, PrefixTree, Salt
 
 
-class PageAllocator:
+class PageStore:
     """Counts in whole pages only: tokens are rounded up for each choice, as its last page is never shared."""
 
-    def __init__(self, *, pages: int, page_size_tokens: int) -> None:
+    def __init__(self, *, pages: int, page_size_tokens: int, keeps_prefixes: bool) -> None:
         self._total = pages
         self._page_size_tokens = page_size_tokens
+        self._keeps_prefixes = keeps_prefixes
         self._pool = QuarantinePool([PageId(page) for page in reversed(range(pages))])
-        self._reserved = 0
+        self._tree = PrefixTree(page_size_tokens)
+        self._unlocks: dict[StepId, list[tuple[Node, int]]] = {}
+        """Locks that wait for a step in flight, with the pages that each may set free."""
+        self._acknowledged = NO_STEP
+        self._evicted = 0
 
     @property
     def total(self) -> int:
@@ -31,41 +37,102 @@ class PageAllocator:
         return self._page_size_tokens
 
     @property
-    def reserved(self) -> int:
-        """Pages promised and not yet allocated; they are free, and nobody else's."""
-        return self._reserved
+    def keeps_prefixes(self) -> bool:
+        return self._keeps_prefixes
 
     @property
     def free(self) -> int:
         return self._pool.free_count
 
     @property
+    def cached(self) -> int:
+        """Pages that only the prefix tree holds."""
+        return self._tree.evictable_pages
+
+    @property
+    def available(self) -> int:
+        return self._pool.free_count + self._tree.evictable_pages
+
+    @property
     def quarantined(self) -> int:
         return self._pool.quarantined_count
+
+    @property
+    def returning(self) -> int:
+        """Most pages that become available with the steps in flight; less come where prefixes are held by others too."""
+        return self._pool.quarantined_count + sum(pages for _, pages in self._waiting_unlocks())
+
+    @property
+    def evicted(self) -> int:
+        """Pages evicted since the start."""
+        return self._evicted
+
+    @property
+    def acknowledged(self) -> StepId:
+        return self._acknowledged
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size_tokens)
 
-    def can_reserve(self, pages: int) -> bool:
-        return pages <= self._pool.free_count - self._reserved
+    def find(self, salt: Salt, token_ids: bytes) -> Prefix:
+        """Locks the longest kept prefix. One token at least is left to compute, as the next one is sampled from its logits."""
+        return self._tree.lock(salt, token_ids, self._sharable_pages(token_ids))
 
-    def reserve(self, pages: int) -> None:
-        if not self.can_reserve(pages):
-            raise InvariantViolated(f"{pages} pages reserved, {self._pool.free_count - self._reserved} are to be had")
-        self._reserved += pages
+    def find_tokens(self, salt: Salt, token_ids: bytes) -> int:
+        """How many tokens `find` would find."""
+        return self._tree.peek(salt, token_ids, self._sharable_pages(token_ids)) * self._page_size_tokens
 
-    def allocate(self, pages: int) -> list[PageId]:
-        """Pages out of the caller's reservation, which shrinks by them."""
-        self._reserved -= pages
-        return self._pool.take(pages)
+    def keep(self, place: Node, token_ids: bytes, pages: list[PageId]) -> Prefix:
+        """Adds pages full of computed tokens to the tree, behind a place that is locked; see `PrefixTree.extend`."""
+        return self._tree.extend(place, token_ids, pages)
 
-    def give_back(self, pages: Iterable[PageId], *, reserved: int, last_step: StepId) -> None:
-        """Ends an ownership: its pages, the rest of its reservation, and the last step that names the pages (0: none)."""
-        self._reserved -= reserved
+    def take(self, count: int) -> list[PageId]:
+        """Raises InvariantViolated when fewer are available. Evicts what is missing and not a page more."""
+        shortfall = count - self._pool.free_count
+        if shortfall > 0:
+            self._evict(shortfall)
+        return self._pool.take(count)
+
+    def give_back(self, pages: Iterable[PageId], last_step: StepId) -> None:
+        """Ends an ownership; `last_step` is the last step that names the pages, 0 for none."""
         self._pool.give_back(pages, last_step)
 
+    def let_go(self, place: Node, pages: int, last_step: StepId) -> None:
+        """Gives the lock on a prefix of `pages` pages back, when `last_step`, the last step that names them, is done."""
+        if last_step <= self._acknowledged:
+            self._tree.unlock(place)
+        else:
+            self._unlocks.setdefault(last_step, []).append((place, pages))
+
     def acknowledge(self, step: StepId) -> None:
+        self._acknowledged = step
         self._pool.acknowledge(step)
+        for place, _ in self._unlocks.pop(step, ()):
+            self._tree.unlock(place)
+
+    def flush(self) -> int:
+        """Frees every page that only the tree holds; how many these were."""
+        return self._evict(self._tree.evictable_pages)
 
     def census(self) -> PoolCensus[PageId]:
         return self._pool.census()
+
+    def nodes(self) -> Iterator[Node]:
+        return self._tree.nodes()
+
+    def places_let_go(self) -> list[Node]:
+        """Places whose locks wait for a step in flight."""
+        return [place for place, _ in self._waiting_unlocks()]
+
+    def _waiting_unlocks(self) -> Iterator[tuple[Node, int]]:
+        return (one for unlocks in self._unlocks.values() for one in unlocks)
+
+    def _sharable_pages(self, token_ids: bytes) -> int:
+        tokens = len(token_ids) // TOKEN_BYTES
+        return (tokens - 1) // self._page_size_tokens if self._keeps_prefixes else 0
+
+    def _evict(self, count: int) -> int:
+        evicted = self._tree.evict(count)
+        self._evicted += len(evicted)
+        self._pool.give_back(evicted, NO_STEP)
+        return len(evicted)

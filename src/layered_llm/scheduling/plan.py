@@ -23,16 +23,18 @@ class PlannedStep:
     """Rows of a step, filled while it is planned and kept until it is acknowledged."""
 
     step: StepId
-    retired: list[SlotId]
+    retired: list[SlotId] = attrs.field(init=False, factory=list)
+    preempted: list[Sequence] = attrs.field(init=False, factory=list)
+    """Choices that gave their pages up for this step."""
     opened: list[OpenSlot] = attrs.field(init=False, factory=list)
     rows: list[Sequence] = attrs.field(init=False, factory=list)
+    slots: list[SlotId] = attrs.field(init=False, factory=list)
     counts: list[int] = attrs.field(init=False, factory=list)
     sampled: list[Sequence] = attrs.field(init=False, factory=list)
     decode_rows: int = attrs.field(init=False, default=0)
-    """Rows that compute a token of the output; the other rows are chunks of prompts."""
+    """Rows that compute the newest token of an output; the other rows are chunks of prompts."""
     open_slots: int = attrs.field(init=False, default=0)
     """Slots that hold state in the runtime after this step."""
-    _slots: list[SlotId] = attrs.field(init=False, factory=list)
     _starts: list[int] = attrs.field(init=False, factory=list)
     _samples: list[int] = attrs.field(init=False, factory=list)
     _page_slots: list[SlotId] = attrs.field(init=False, factory=list)
@@ -47,26 +49,33 @@ class PlannedStep:
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit
         self.opened.append(
-            OpenSlot(slot=slot, choice=sequence.choice, prompt_ids=admit.prompt_ids, output_ids=b"", sampling=admit.sampling)
+            OpenSlot(
+                slot=slot,
+                choice=sequence.choice,
+                prompt_ids=admit.prompt_ids,
+                output_ids=sequence.tokens[sequence.prompt_tokens :].tobytes(),
+                sampling=admit.sampling,
+            )
         )
 
-    def append_pages(self, slot: SlotId, offset: int, pages: list[PageId]) -> None:
+    def set_pages(self, slot: SlotId, offset: int, pages: list[PageId]) -> None:
+        """Appends to the slot's page table where `offset` is its length, else replaces."""
         self._page_slots.append(slot)
         self._page_counts.append(len(pages))
         self._page_offsets.append(offset)
         self._page_ids.extend(pages)
 
     def add_row(self, slot: SlotId, sequence: Sequence, count: int) -> None:
-        """The next `count` tokens of a choice; a token is sampled behind the row unless it ends within the prompt."""
+        """The next `count` tokens of a choice; a token is sampled behind the row unless it ends within the prefill."""
         start = sequence.planned_tokens
         end = start + count
         sequence.planned_tokens = end
         sequence.last_step = self.step
         self.rows.append(sequence)
         self.counts.append(count)
-        self._slots.append(slot)
+        self.slots.append(slot)
         self._starts.append(start)
-        samples = end >= sequence.prompt_tokens
+        samples = end >= sequence.prefill_tokens
         self._samples.append(samples)
         if samples:
             self.sampled.append(sequence)
@@ -80,7 +89,7 @@ class PlannedStep:
             page_counts=pack_i32(self._page_counts),
             page_offsets=pack_i32(self._page_offsets),
             page_ids=pack_i32(self._page_ids),
-            slots=pack_i32(self._slots),
+            slots=pack_i32(self.slots),
             starts=pack_i32(self._starts),
             counts=pack_i32(self.counts),
             samples=pack_i8(self._samples),

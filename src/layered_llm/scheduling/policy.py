@@ -3,12 +3,24 @@
 Must not know: where the values come from, what the runtime can hold.
 """
 
+import enum
 from typing import Final
 
 import attrs
 
 MAX_STEPS_IN_FLIGHT: Final = 2
 """With two the device never waits for the scheduler; a third would only delay new requests and aborts."""
+
+
+@enum.unique
+class AdmissionOrder(enum.Enum):
+    """Which of a tenant's waiting choices starts next. Tenants themselves take turns in every order."""
+
+    FIRST_COME = enum.auto()
+    PRIORITY = enum.auto()
+    """Lowest `Admit.priority` first, first come, first served among equal ones."""
+    LONGEST_PREFIX = enum.auto()
+    """Whoever finds most of its prompt in the cache first, so that a prefix is used before it is evicted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,9 +40,27 @@ class SchedulingPolicy:
     """
     max_steps_in_flight: int
     """Steps sent to the runtime and not yet answered, 1 or 2."""
+    prefix_cache: bool = True
+    """Whether computed pages are kept for other requests with the same beginning."""
+    admission_order: AdmissionOrder = AdmissionOrder.FIRST_COME
+    max_overtakes: int = 16
+    """How often, one after another, the choice that came first may be passed over by later ones; 0 makes every order
+    first come, first served."""
+    max_streams_per_tenant: int | None = None
+    """Open requests of one tenant; the next one is refused. Requests that name no tenant are one tenant's."""
 
     def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
+        bounds = {
+            "max_step_tokens": self.max_step_tokens,
+            "max_running_choices": self.max_running_choices,
+            "max_queued_requests": self.max_queued_requests,
+            "max_unacknowledged_steps": self.max_unacknowledged_steps,
+            "max_steps_in_flight": self.max_steps_in_flight,
+            "max_streams_per_tenant": 1 if self.max_streams_per_tenant is None else self.max_streams_per_tenant,
+        }
+        if self.max_overtakes < 0:
+            raise ValueError(f"max_overtakes must be at least 0, got {self.max_overtakes}")
+        for name, value in bounds.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_steps_in_flight > MAX_STEPS_IN_FLIGHT:

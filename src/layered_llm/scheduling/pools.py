@@ -7,7 +7,7 @@ it comes back when that step is acknowledged, so nothing that the device still r
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 
@@ -15,6 +15,9 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import StepId
 
 IdT = TypeVar("IdT", bound=int)
+
+NO_STEP: Final = StepId(0)
+"""Before the first step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +35,7 @@ class QuarantinePool(Generic[IdT]):
 
     _free: list[IdT]
     _quarantine: dict[StepId, list[IdT]] = attrs.field(init=False, factory=dict)
-    _acknowledged: StepId = attrs.field(init=False, default=StepId(0))
+    _acknowledged: StepId = attrs.field(init=False, default=NO_STEP)
 
     @property
     def free_count(self) -> int:

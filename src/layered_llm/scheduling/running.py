@@ -1,34 +1,48 @@
 """The choices that run: their slots, their pages, and their rows in the next step (continuous batching, Yu et al., OSDI 2022).
 
-Must not know: requests, text workers beyond their credit, token ids, why a choice ends.
+Must not know: requests, text workers beyond their credit, which token was sampled, why a choice ends.
 
-Invariants: a running choice has one slot and, in pages owned and reserved, its worst case, so it can finish whatever comes
-after it. A slot that is free was never opened, or its retirement is sent before or with the step that opens it again.
+Nothing is reserved for what a choice may still become: one that needs a page when there is none takes it from the youngest
+(preemption by recompute, vLLM, Kwon et al., SOSP 2023), never from an older one. So the oldest choice always moves.
+
+Invariants: a running choice has one slot and the pages of its planned tokens. A slot that is free was never opened, or its
+retirement is sent before or with the step that opens it again. The runtime's page tables name no page that a later step could
+be given: a replaced page is sent with the next step, before anybody can take the old one.
 """
 
+from collections.abc import Container, Iterable
+
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import SlotId, StepId
+from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.scheduling.budget import decode_limit, share_chunks
-from layered_llm.scheduling.pages import PageAllocator
+from layered_llm.scheduling.orders import arrival
+from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
-from layered_llm.scheduling.pools import PoolCensus, QuarantinePool
-from layered_llm.scheduling.sequences import NO_STEP, Phase, Sequence
+from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.pools import NO_STEP, PoolCensus, QuarantinePool
+from layered_llm.scheduling.sequences import Phase, Sequence
+
+Work = tuple[Sequence, int]
+"""A choice and how many of its tokens are to be computed."""
 
 
 class RunningChoices:
-    """Starts choices, plans their rows, ends them."""
+    """Starts choices, plans their rows, shares their pages, preempts and ends them."""
 
-    def __init__(self, *, limits: RuntimeLimits, max_choices: int) -> None:
-        self.pages = PageAllocator(pages=limits.pages, page_size_tokens=limits.page_size_tokens)
+    def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
+        self.pages = PageStore(pages=limits.pages, page_size_tokens=limits.page_size_tokens, keeps_prefixes=policy.prefix_cache)
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
-        self._max_choices = max_choices
+        self._max_choices = policy.max_running_choices
+        self._max_step_tokens = policy.max_step_tokens
         self._prefilling: dict[SlotId, Sequence] = {}
-        """Oldest first."""
+        """Oldest first, but for those that were preempted meanwhile."""
         self._decoding: dict[SlotId, Sequence] = {}
         """Whoever waited longest for its turn first."""
         self._retired: list[SlotId] = []
         """Slots whose end the runtime does not know yet."""
+        self._replaced: dict[SlotId, list[tuple[int, list[PageId]]]] = {}
+        """Pages, with their offset in the slot's table, that the runtime does not know yet to stand for duplicates."""
         self._open_slots = 0
 
     @property
@@ -40,6 +54,10 @@ class RunningChoices:
         return len(self._retired)
 
     @property
+    def slots_with_replaced_pages(self) -> int:
+        return len(self._replaced)
+
+    @property
     def prefilling(self) -> tuple[Sequence, ...]:
         return tuple(self._prefilling.values())
 
@@ -47,81 +65,193 @@ class RunningChoices:
     def decoding(self) -> tuple[Sequence, ...]:
         return tuple(self._decoding.values())
 
+    @property
+    def pages_promised(self) -> int:
+        """Pages that choices were started for and that their prefill has not taken yet."""
+        return sum(self.pages.pages_for(one.prefill_tokens) - len(one.pages) for one in self._prefilling.values())
+
+    @property
+    def has_slot(self) -> bool:
+        return self.count < self._max_choices and self._slots.free_count > 0
+
     def slots_census(self) -> PoolCensus[SlotId]:
         return self._slots.census()
 
-    def has_room(self, worst_case_pages: int) -> bool:
-        return self.count < self._max_choices and self._slots.free_count > 0 and self.pages.can_reserve(worst_case_pages)
+    def try_start(self, sequence: Sequence) -> bool:
+        """Takes a choice in where what is known of it fits; the caller has asked `has_slot`. False has changed nothing.
 
-    def start(self, sequence: Sequence) -> None:
-        """Takes a choice in; the caller has asked `has_room`."""
+        A page for each running choice is left, so that nobody who starts is preempted for the next token of another.
+        """
+        prefix = self.pages.find(sequence.admit.cache_salt, sequence.tokens.tobytes())
+        missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
+        if missing + self.pages_promised + self.count > self.pages.available:
+            self.pages.let_go(prefix.place, len(prefix.pages), NO_STEP)
+            return False
         (slot,) = self._slots.take(1)
-        self.pages.reserve(sequence.worst_case_pages)
-        sequence.slot = slot
-        sequence.phase = Phase.PREFILLING
+        found = len(prefix.pages) * self.pages.page_size_tokens
+        sequence.slot, sequence.phase, sequence.last_step = slot, Phase.PREFILLING, NO_STEP
+        sequence.place, sequence.pages, sequence.shared_pages = prefix.place, prefix.pages, len(prefix.pages)
+        sequence.prefill_tokens = len(sequence.tokens)
+        sequence.planned_tokens = sequence.computed_tokens = found
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = found
         self._prefilling[slot] = sequence
+        return True
 
     def end(self, sequence: Sequence) -> None:
         """Frees what the choice holds: at once, or with the acknowledgement of the last step that names it."""
-        slot = sequence.slot
-        if slot is None:
+        slot, place, last_step = sequence.slot, sequence.place, sequence.last_step
+        if slot is None or place is None:
             raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} ends without running")
         del (self._prefilling if sequence.phase is Phase.PREFILLING else self._decoding)[slot]
-        reserved = sequence.worst_case_pages - len(sequence.pages)
-        self.pages.give_back(sequence.pages, reserved=reserved, last_step=sequence.last_step)
-        self._slots.give_back((slot,), sequence.last_step)
-        if sequence.last_step != NO_STEP:
+        self._replaced.pop(slot, None)
+        self.pages.give_back(sequence.pages[sequence.shared_pages :], last_step)
+        self.pages.let_go(place, sequence.shared_pages, last_step)
+        self._slots.give_back((slot,), last_step)
+        if last_step != NO_STEP:
             self._retired.append(slot)
-        sequence.pages = []
-        sequence.slot = None
+        sequence.slot, sequence.place, sequence.pages, sequence.shared_pages = None, None, [], 0
 
-    def plan(self, step: StepId, max_step_tokens: int) -> PlannedStep:
-        """Empty when nothing is to be run; its retired slots are to be sent even then."""
-        planned = PlannedStep(step, self._retired)
-        self._retired = []
-        prompts = [(slot, one) for slot, one in self._prefilling.items() if one.worker.has_credit]
-        self._plan_decodes(planned, decode_limit(max_step_tokens, is_prefilling=bool(prompts)))
-        if prompts:
-            self._plan_chunks(planned, prompts, max_step_tokens - planned.decode_rows)
+    def plan(self, step: StepId) -> PlannedStep:
+        """Empty when nothing is to be run; its retired slots are to be sent, its preempted choices to be queued even then."""
+        planned = PlannedStep(step)
+        work = self._work_with_pages(planned)
+        if work:
+            self._plan_replacements(planned)
+        decoding = [sequence for sequence, _ in work if sequence.phase is Phase.DECODING]
+        planned.decode_rows = len(decoding)
+        if len(decoding) < len(self._decoding):
+            self._give_up_turn(decoding)
+        for sequence, count in work:
+            self._plan_row(planned, sequence, count)
+        planned.retired, self._retired = self._retired, []
         self._open_slots += len(planned.opened) - len(planned.retired)
         planned.open_slots = self._open_slots
         return planned
 
-    def acknowledge(self, step: StepId) -> None:
-        self.pages.acknowledge(step)
-        self._slots.acknowledge(step)
-
-    def _plan_decodes(self, planned: PlannedStep, limit: int) -> None:
-        ready = [
-            (slot, sequence)
-            for slot, sequence in self._decoding.items()
-            if sequence.worker.has_credit and sequence.planned_tokens < sequence.plan_limit_tokens
-        ]
-        turn = ready[:limit]
-        for slot, sequence in turn:
-            self._plan_row(planned, slot, sequence, 1)
-        planned.decode_rows = len(turn)
-        if len(turn) < len(ready):
-            for slot, sequence in turn:
-                del self._decoding[slot]
-                self._decoding[slot] = sequence
-
-    def _plan_chunks(self, planned: PlannedStep, prompts: list[tuple[SlotId, Sequence]], budget_tokens: int) -> None:
-        remaining = [sequence.prompt_tokens - sequence.planned_tokens for _, sequence in prompts]
-        for (slot, sequence), count in zip(prompts, share_chunks(remaining, budget_tokens), strict=True):
-            if not count:
+    def acknowledge(self, planned: PlannedStep) -> None:
+        """The step is done: what it computed may be shared, and what waited for it is free."""
+        self.pages.acknowledge(planned.step)
+        self._slots.acknowledge(planned.step)
+        for sequence, slot, count in zip(planned.rows, planned.slots, planned.counts, strict=True):
+            if sequence.slot != slot:
                 continue
-            if sequence.last_step == NO_STEP:
-                planned.open(slot, sequence)
-            self._plan_row(planned, slot, sequence, count)
-            if sequence.planned_tokens == sequence.prompt_tokens:
-                sequence.phase = Phase.DECODING
-                self._decoding[slot] = self._prefilling.pop(slot)
+            sequence.computed_tokens += count
+            if self.pages.keeps_prefixes and self._unshared_full_pages(sequence):
+                self._share(sequence)
 
-    def _plan_row(self, planned: PlannedStep, slot: SlotId, sequence: Sequence, count: int) -> None:
-        owned = len(sequence.pages)
-        if owned * self.pages.page_size_tokens < sequence.planned_tokens + count:
-            new_pages = self.pages.allocate(self.pages.pages_for(sequence.planned_tokens + count) - owned)
-            planned.append_pages(slot, owned, new_pages)
-            sequence.pages += new_pages
+    def _unshared_full_pages(self, sequence: Sequence) -> int:
+        return sequence.computed_tokens // self.pages.page_size_tokens - sequence.shared_pages
+
+    def _share(self, sequence: Sequence) -> None:
+        """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""
+        place, slot, size = sequence.place, sequence.slot, self.pages.page_size_tokens
+        if place is None or slot is None:
+            raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} shares pages without running")
+        first = sequence.shared_pages
+        last = first + self._unshared_full_pages(sequence)
+        own = sequence.pages[first:last]
+        prefix = self.pages.keep(place, sequence.tokens[first * size : last * size].tobytes(), own)
+        sequence.place, sequence.shared_pages = prefix.place, last
+        duplicates = [mine for mine, kept in zip(own, prefix.pages, strict=True) if mine != kept]
+        if duplicates:
+            sequence.pages[first:last] = prefix.pages
+            self._replaced.setdefault(slot, []).append((first, prefix.pages[: len(duplicates)]))
+            self.pages.give_back(duplicates, sequence.last_step)
+
+    def _work_with_pages(self, planned: PlannedStep) -> list[Work]:
+        """What to compute next. Whoever cannot have its pages now leaves its share of the budget to others."""
+        standing: set[Sequence] = set()
+        work = self._work(standing)
+        while sum(map(self._missing_pages, work)) > self.pages.available:
+            standing |= self._make_room(planned, work)
+            work = self._work(standing)
+        return work
+
+    def _work(self, standing: Container[Sequence]) -> list[Work]:
+        prompts = [one for one in self._prefilling.values() if one.worker.has_credit and one not in standing]
+        prompts.sort(key=arrival)
+        decodes = [
+            one
+            for one in self._decoding.values()
+            if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in standing
+        ]
+        limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts))
+        turn: list[Work] = [(one, 1) for one in decodes[:limit]]
+        chunks = share_chunks([one.prefill_tokens - one.planned_tokens for one in prompts], self._max_step_tokens - len(turn))
+        return [*turn, *((one, count) for one, count in zip(prompts, chunks, strict=True) if count)]
+
+    def _give_up_turn(self, turn: Iterable[Sequence]) -> None:
+        for sequence in turn:
+            if (slot := sequence.slot) is not None:
+                self._decoding[slot] = self._decoding.pop(slot)
+
+    def _missing_pages(self, work: Work) -> int:
+        sequence, count = work
+        return self.pages.pages_for(sequence.planned_tokens + count) - len(sequence.pages)
+
+    def _make_room(self, planned: PlannedStep, work: list[Work]) -> set[Sequence]:
+        """Gets pages for the work, oldest first, at the cost of the youngest; says who has to stand still for want of them.
+
+        Behind one that stands still nobody younger takes a page: it would have to be taken back.
+        """
+        standing: set[Sequence] = set()
+        spare = self.pages.available
+        for item in sorted(work, key=lambda item: item[0].arrival):
+            sequence, missing = item[0], self._missing_pages(item)
+            if sequence.slot is None or not missing:
+                continue
+            if not standing:
+                spare += self._preempt_for(planned, sequence, missing - spare)
+            if standing or missing > spare:
+                standing.add(sequence)
+            spare -= missing
+        return standing
+
+    def _preempt_for(self, planned: PlannedStep, sequence: Sequence, shortfall: int) -> int:
+        """Preempts choices younger than `sequence`, as many as it takes; how many pages became available by that.
+
+        Pages that come back with the steps in flight count: it is better to stand still for a step than to compute again.
+        """
+        before = self.pages.available
+        while self.pages.available - before + self.pages.returning < shortfall:
+            youngest = max(self._running(), key=arrival)
+            if youngest is sequence:
+                break
+            self._preempt(planned, youngest)
+        return self.pages.available - before
+
+    def _preempt(self, planned: PlannedStep, sequence: Sequence) -> None:
+        """What the choice computed stays in the prefix tree while there is room; it starts again with its output known."""
+        self.end(sequence)
+        sequence.phase, sequence.resumes_after = Phase.WAITING, sequence.last_step
+        planned.preempted.append(sequence)
+
+    def _running(self) -> Iterable[Sequence]:
+        yield from self._prefilling.values()
+        yield from self._decoding.values()
+
+    def _plan_replacements(self, planned: PlannedStep) -> None:
+        """Before the rows, which may take the duplicates' pages. A step without rows gives none away."""
+        for slot, replacements in self._replaced.items():
+            for offset, pages in replacements:
+                planned.set_pages(slot, offset, pages)
+        self._replaced = {}
+
+    def _plan_row(self, planned: PlannedStep, sequence: Sequence, count: int) -> None:
+        slot = sequence.slot
+        if slot is None:
+            raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} is planned without a slot")
+        known_pages = len(sequence.pages)
+        missing = self._missing_pages((sequence, count))
+        if missing:
+            sequence.pages += self.pages.take(missing)
+        if sequence.last_step == NO_STEP:
+            known_pages = 0
+            planned.open(slot, sequence)
+        if known_pages < len(sequence.pages):
+            planned.set_pages(slot, known_pages, sequence.pages[known_pages:])
         planned.add_row(slot, sequence, count)
+        if sequence.phase is Phase.PREFILLING and sequence.planned_tokens == sequence.prefill_tokens:
+            sequence.phase = Phase.DECODING
+            self._decoding[slot] = self._prefilling.pop(slot)

@@ -3,26 +3,29 @@
 Must not know: how a step is planned, which pages are free.
 
 Invariants: a choice is in one phase; it never comes back from ENDED. `computed_tokens <= planned_tokens`, and the difference
-is what the steps in flight compute of it. A request's record exists as long as one of its choices has not ended.
+is what the steps in flight compute of it. Only computed tokens are in pages that others may share. A request's record exists
+as long as one of its choices has not ended.
 """
 
 import enum
+from array import array
 from collections import deque
-from typing import Final
 
 import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
 from layered_llm.domain.messages.text_scheduler import Admit
-
-NO_STEP: Final = StepId(0)
-"""Before the first step."""
+from layered_llm.scheduling.pools import NO_STEP
+from layered_llm.scheduling.prefix_tree import Node
 
 
 @enum.unique
 class Phase(enum.Enum):
-    """Where a choice stands. What is planned counts: DECODING begins when the last chunk of the prompt is planned."""
+    """Where a choice stands. What is planned counts: DECODING begins when the last chunk of the prompt is planned.
+
+    A preempted choice is WAITING again, and what is known of its output is prefilled behind its prompt.
+    """
 
     WAITING = enum.auto()
     PREFILLING = enum.auto()
@@ -70,19 +73,30 @@ class Sequence:
     """Place in the order of all choices that ever came: what first come, first served goes by."""
     prompt_tokens: int
     end_ids: frozenset[int]
-    worst_case_pages: int
+    tokens: "array[int]"
+    """Prompt and output so far."""
 
     phase: Phase = Phase.WAITING
     slot: SlotId | None = None
     pages: list[PageId] = attrs.field(factory=list)
+    place: Node | None = None
+    """Where in the prefix tree the choice's shared pages end, and what it holds a lock on while it runs."""
+    shared_pages: int = 0
+    """Pages at the front of `pages` that are the tree's; the others are the choice's own."""
+    prefill_tokens: int = 0
+    """Where its prefill ends: what was known of it when it started."""
     planned_tokens: int = 0
-    """Tokens whose keys and values a planned step computes."""
+    """Tokens whose keys and values a planned step computes, or that were found."""
     computed_tokens: int = 0
-    """The part of `planned_tokens` whose steps are acknowledged."""
+    """The part of `planned_tokens` that needs no step in flight."""
     output_tokens: int = 0
     """Sampled tokens that came back and were shown."""
+    cached_tokens: int | None = None
+    """Tokens that were found when it started for the first time."""
     last_step: StepId = NO_STEP
     """Last step that names the slot and its pages; NO_STEP while the slot is not open in the runtime."""
+    resumes_after: StepId = NO_STEP
+    """A preempted choice starts again when this step, the last one that may sample a token of it, is acknowledged."""
     plan_limit_tokens: int = attrs.field(init=False)
     """Where planning ends: the last sampled token is never fed back."""
 
@@ -100,7 +114,17 @@ class Request:
 
     worker: TextWorker
     sequences: tuple[Sequence, ...]
+    sharable_pages: int
+    """Pages that only the prompt fills, and of which a choice that starts with all of them has a token left to compute."""
     open_choices: int = attrs.field(init=False)
+    leader: Sequence | None = attrs.field(init=False, default=None)
+    """The choice that started last: it computes of the prompt what was not found."""
 
     def __attrs_post_init__(self) -> None:
         self.open_choices = len(self.sequences)
+
+    @property
+    def is_prompt_under_way(self) -> bool:
+        """A choice computes pages that the others will find, if they wait for it."""
+        leader = self.leader
+        return leader is not None and leader.slot is not None and leader.shared_pages < self.sharable_pages

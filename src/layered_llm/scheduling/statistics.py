@@ -9,8 +9,8 @@ import attrs
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.scheduling.admission import WaitingQueue
 from layered_llm.scheduling.running import RunningChoices
+from layered_llm.scheduling.waiting import WaitingQueue
 
 
 @attrs.define(kw_only=True)
@@ -27,6 +27,9 @@ class Counters:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     dropped_tokens: int = 0
+    preemptions: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
     finished: Counter[FinishReason] = attrs.field(factory=Counter)
     refused: Counter[RejectReason] = attrs.field(factory=Counter)
 
@@ -34,6 +37,10 @@ class Counters:
         self.steps += 1
         self.prefill_tokens += prefill_tokens
         self.decode_tokens += decode_tokens
+
+    def count_lookup(self, *, tokens: int, hit_tokens: int) -> None:
+        self.prefix_lookup_tokens += tokens
+        self.prefix_hit_tokens += hit_tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -48,11 +55,14 @@ class SchedulerStatistics:
 
     pages_total: int
     pages_free: int
-    """Reserved ones with them."""
+    pages_cached: int
+    """Held by the prefix tree alone: they can be evicted at once."""
     pages_used: int
+    """Held by choices that run, or that a step in flight still names."""
     pages_quarantined: int
+    """Nobody's, but a step in flight still names them. Free, cached, used and quarantined pages are all pages."""
     pages_reserved: int
-    """Free pages that running choices have been promised."""
+    """Pages that choices were started for and have not taken yet."""
 
     requests_accepted: int
     choices_accepted: int
@@ -64,11 +74,17 @@ class SchedulerStatistics:
     steps: int
     """Acknowledged ones."""
     prefill_tokens: int
-    """Prompt tokens that acknowledged steps computed."""
+    """Tokens of prompts that acknowledged steps computed, and of outputs that were computed again after a preemption."""
     decode_tokens: int
     """Output tokens that acknowledged steps computed, surplus ones with them."""
     dropped_tokens: int
     """Sampled for a choice that had ended meanwhile, and never shown."""
+    preemptions: int
+    prefix_lookup_tokens: int
+    """Tokens of all choices that started, again after each preemption."""
+    prefix_hit_tokens: int
+    """The part of them that was found in the prefix tree."""
+    pages_evicted: int
     finished: tuple[tuple[FinishReason, int], ...]
     """Choices that ended, by reason; their sum and the open choices are `choices_accepted`."""
     refused: tuple[tuple[RejectReason, int], ...]
@@ -78,7 +94,13 @@ class SchedulerStatistics:
 
 
 def summarize(
-    *, counters: Counters, open_requests: int, waiting: WaitingQueue, running: RunningChoices, steps_in_flight: int
+    *,
+    counters: Counters,
+    open_requests: int,
+    open_tenants: int,
+    waiting: WaitingQueue,
+    running: RunningChoices,
+    steps_in_flight: int,
 ) -> SchedulerStatistics:
     pages = running.pages
     return SchedulerStatistics(
@@ -89,9 +111,10 @@ def summarize(
         steps_in_flight=steps_in_flight,
         pages_total=pages.total,
         pages_free=pages.free,
-        pages_used=pages.total - pages.free - pages.quarantined,
+        pages_cached=pages.cached,
+        pages_used=pages.total - pages.available - pages.quarantined,
         pages_quarantined=pages.quarantined,
-        pages_reserved=pages.reserved,
+        pages_reserved=running.pages_promised,
         requests_accepted=counters.requests_accepted,
         choices_accepted=counters.choices_accepted,
         aborts_handled=counters.aborts_handled,
@@ -102,15 +125,22 @@ def summarize(
         prefill_tokens=counters.prefill_tokens,
         decode_tokens=counters.decode_tokens,
         dropped_tokens=counters.dropped_tokens,
+        preemptions=counters.preemptions,
+        prefix_lookup_tokens=counters.prefix_lookup_tokens,
+        prefix_hit_tokens=counters.prefix_hit_tokens,
+        pages_evicted=pages.evicted,
         finished=tuple(sorted(counters.finished.items())),
         refused=tuple(sorted(counters.refused.items())),
         maps=(
             ("requests", open_requests),
+            ("tenants", open_tenants),
             ("waiting", waiting.choice_count),
             ("waiting_by_request", waiting.request_count),
+            ("waiting_by_tenant", waiting.tenant_count),
             ("prefilling", len(running.prefilling)),
             ("decoding", len(running.decoding)),
             ("slots_to_retire", running.slots_to_retire),
+            ("slots_with_replaced_pages", running.slots_with_replaced_pages),
             ("steps_in_flight", steps_in_flight),
         ),
     )

@@ -21,7 +21,7 @@ def scheduler_report(statistics: SchedulerStatistics, violations: tuple[str, ...
             ("waiting", statistics.waiting_choices),
             ("pages_total", statistics.pages_total),
             ("pages_free", statistics.pages_free),
-            ("pages_cached", 0),
+            ("pages_cached", statistics.pages_cached),
             ("pages_used", statistics.pages_used),
             ("pages_quarantined", statistics.pages_quarantined),
             ("pages_reserved", statistics.pages_reserved),

@@ -40,6 +40,12 @@ class Admit:
     max_tokens: int
     """At least 1, and prompt and output together never exceed the context."""
     sampling: TokenSampling
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+    tenant: str = ""
+    """Who asks, as far as fairness and limits go."""
+    priority: int = 0
+    """Where the scheduler's policy goes by priority: lower ones start first."""
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
