@@ -1,0 +1,36 @@
+"""Helpers for tests of the library: settings of a tiny engine, and what is to be gone when it is closed."""
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from layered_llm import Engine
+
+PATIENCE_S: Final = 20.0
+
+
+def tiny_settings(**more: Any) -> dict[str, Any]:
+    """The scripted device; give the model apart."""
+    return {"device": "scripted", **more}
+
+
+async def until_quiescent(engine: Engine) -> None:
+    """Each look is a round of messages, so this waits for what is under way."""
+    with trio.fail_after(PATIENCE_S):
+        while not await engine.is_quiescent():
+            pass
+
+
+def aborts_emitted(engine: Engine) -> int:
+    """All aborts that the program's side has put on their way so far."""
+    samples = engine._client.report(0).samples
+    return int(sum(value for name, value in samples if name.startswith("layered_llm_aborts_emitted_total")))
+
+
+def engine_threads() -> list[str]:
+    """Threads that only an engine has; those that trio keeps for a while, idle, are not among them."""
+    mine = [thread.name for thread in threading.enumerate() if thread.name.startswith(("layered-llm", "zmq"))]
+    system = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return mine + [name for name in system if name.startswith("ZMQ")]
