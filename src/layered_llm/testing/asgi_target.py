@@ -3,17 +3,25 @@
 Must not know: servers, sockets, endpoints' meaning.
 """
 
+import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from http import HTTPStatus
+from typing import Any, Final
 
 import attrs
 import trio
 
-from layered_llm.testing.cancel_everywhere import TargetScenario
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.testing.playing import PromiseBroken, TargetScenario
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.engine_port import Engine, EngineStream
 from layered_llm.transport.http.settings import HttpSettings
 
 MODEL: Final = "inline"
@@ -28,22 +36,51 @@ _SETTINGS: Final = HttpSettings(
 )
 
 
-def http_exchange(path: str, body: Mapping[str, Any], *, send_s: float = 0.0) -> TargetScenario:
-    """A target that POSTs `body`, and reads the response at the pace of `send_s` a message until it is over or it is cut."""
+def http_exchange(path: str, body: Mapping[str, Any], *, status: int = HTTPStatus.OK, send_s: float = 0.0) -> TargetScenario:
+    """A target that POSTs `body`, and reads the response at the pace of `send_s` a message until it is over or it is cut.
+
+    A response that is not cut must have this status and end once: one `[DONE]`, and one finish_reason for each choice.
+    """
+    switch = _Switch()
+    app: Any = build_application(  # ASGI's messages are dicts, hypercorn types them
+        engine=switch,
+        settings=_SETTINGS,
+        drain=Drain(2.0),
+        wall_clock=lambda: 0.0,
+        new_hex_id=lambda: "0" * 32,
+        draw_seed=lambda: 0,
+    )
 
     async def exchange(engine: Engine, disconnect: trio.Event) -> None:
-        app = build_application(
-            engine=engine,
-            settings=_SETTINGS,
-            drain=Drain(2.0),
-            wall_clock=lambda: 0.0,
-            new_hex_id=lambda: "0" * 32,
-            draw_seed=lambda: 0,
-        )
+        switch.engine = engine
         client = _Client(json.dumps(body).encode(), disconnect, send_s)
-        await cast("Any", app)(_scope(path), client.receive, client.send)  # ASGI's messages are dicts, hypercorn types them
+        await app(_scope(path), client.receive, client.send)
+        if not disconnect.is_set():
+            _check(client, status)
 
     return exchange
+
+
+@attrs.define(eq=False)
+class _Switch:
+    """The engine of the present run, so that the application, which keeps nothing of an exchange, is built once."""
+
+    engine: Engine | None = None
+
+    def status(self) -> EngineStatus:
+        return self._present.status()
+
+    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
+        return self._present.open(owner, prompt, params)
+
+    async def state(self) -> EngineState:
+        return await self._present.state()
+
+    @property
+    def _present(self) -> Engine:
+        if self.engine is None:
+            raise InvariantViolated("an exchange is part of a run")
+        return self.engine
 
 
 @attrs.define(eq=False)
@@ -51,8 +88,14 @@ class _Client:
     _body: bytes
     _disconnect: trio.Event
     _send_s: float
+    status: int = 0
+    response: bytes = b""
     _asked: bool = False
     _ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def has_whole_response(self) -> bool:
+        return self._ended.is_set()
 
     async def receive(self) -> dict[str, Any]:
         """The body, then word of the disconnect, as a server gives it: also behind the last message of a response."""
@@ -67,8 +110,38 @@ class _Client:
 
     async def send(self, message: Mapping[str, Any]) -> None:
         await trio.sleep(self._send_s)
+        self.status = message.get("status", self.status)
+        self.response += message.get("body", b"")
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._ended.set()
+
+
+def _check(client: _Client, status: int) -> None:
+    """C1, as a client of the HTTP server counts."""
+    if not client.has_whole_response:
+        raise PromiseBroken("C1: a response ends without its last message although nobody cut it")
+    if client.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return
+    if client.status != status:
+        raise PromiseBroken(f"the response has status {client.status}, not {status}: {client.response!r}")
+    if status != HTTPStatus.OK:
+        return
+    chunks = _chunks(client.response)
+    reasons = Counter(
+        choice["index"] for chunk in chunks for choice in chunk.get("choices", ()) if choice["finish_reason"] is not None
+    )
+    choices = {choice["index"] for chunk in chunks for choice in chunk.get("choices", ())}
+    if not any("error" in chunk for chunk in chunks) and reasons != Counter(choices):
+        raise PromiseBroken(f"C1: choices {choices} of a response have finish reasons {dict(reasons)}")
+
+
+def _chunks(response: bytes) -> list[dict[str, Any]]:
+    if not response.startswith((b"data: ", b": ")):
+        return [json.loads(response)]
+    events = [event.removeprefix(b"data: ") for event in response.split(b"\n\n") if event.startswith(b"data: ")]
+    if events.count(b"[DONE]") != 1 or events[-1] != b"[DONE]":
+        raise PromiseBroken(f"C1: a stream ends in {events[-1]!r} and says [DONE] {events.count(b'[DONE]')} times")
+    return [json.loads(event) for event in events[:-1]]
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

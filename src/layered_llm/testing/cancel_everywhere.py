@@ -1,46 +1,19 @@
 """Runs a scenario again and again, each time with one fault at another of its steps, and checks the contract after each.
 
-Must not know: what a scenario does.
+Must not know: what a scenario does, how a run is made.
 
 One run has a seed: it decides the order of tasks and how long messages are on their way. A first run without a fault counts the
 steps of the target; then each of them gets each kind of fault. After the fault the engine must come to rest by itself, with
 nothing left of the request, and must answer a probe with the text that it always gives.
 """
 
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
-import trio
 
-from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.messages.api_text import Accepted, Rejected
-from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState, EngineStatus
-from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import ChoiceDelta
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.request_stream import RequestStream
-from layered_llm.testing.contract import broken_promises
-from layered_llm.testing.deterministic import run_deterministic
-from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
-from layered_llm.testing.inline_engine import InlineEngineOptions, open_inline_engine
-from layered_llm.transport.http.debug_state import is_quiescent
-from layered_llm.transport.http.engine_port import Engine, EngineStream
-
-REST_S: Final = 60.0
-"""Virtual time in which an engine must come to rest after a fault."""
-_LOOK_EVERY_S: Final = 0.05
-
-Scenario = Callable[[Engine], Awaitable[None]]
-"""Works with the engine as the HTTP layer and the library see it."""
-
-
-TargetScenario = Callable[[Engine, trio.Event], Awaitable[None]]
-"""As a Scenario; the event is set when its client is gone, which only targets with a client look at."""
+from layered_llm.testing.injection import Fault, StepInjector
+from layered_llm.testing.playing import Asked, Expected, Play, Target, Tokens
 
 LIBRARY_FAULTS: Final = (Fault.CANCEL, Fault.DEADLINE, Fault.ERROR)
 CLIENT_FAULTS: Final = (Fault.CANCEL, Fault.DISCONNECT)
@@ -55,10 +28,12 @@ class Failure:
     fault: Fault | None
     step: int
     broken: tuple[str, ...]
+    details: str = ""
+    """The traceback of what ended the run, if anything did."""
 
     def __str__(self) -> str:
-        what = self.fault.value if self.fault is not None else "no fault"
-        return f"{self.scenario}, seed {self.seed}, {what} behind step {self.step}: {'; '.join(self.broken)}"
+        what = f"{self.fault.value} behind step {self.step}" if self.fault is not None else "no fault"
+        return f"{self.scenario}, seed {self.seed}, {what}: {'; '.join(self.broken)}"
 
 
 @attrs.frozen(kw_only=True)
@@ -67,140 +42,60 @@ class Coverage:
 
     points: int
     """Steps of the target that got a fault, over all seeds and faults."""
+    runs: int
     failures: tuple[Failure, ...]
 
-
-@attrs.frozen(kw_only=True)
-class Target:
-    """A scenario under test."""
-
-    name: str
-    run: TargetScenario
-    """The target: it gets the faults."""
-    beside: tuple[Scenario, ...] = ()
-    """Run at the same time, without faults; they must end by themselves."""
-    options: InlineEngineOptions
-    probe: Prompt
-    """Answered after each run, greedily."""
-    probe_tokens: int = 8
+    def __add__(self, other: "Coverage") -> "Coverage":
+        return Coverage(points=self.points + other.points, runs=self.runs + other.runs, failures=self.failures + other.failures)
 
 
 def cancel_everywhere(
-    target: Target, *, seeds: Iterable[int], faults: Iterable[Fault] = LIBRARY_FAULTS, every: int = 1
+    target: Target, *, seeds: Iterable[int], faults: Iterable[Fault] | None = None, every: int = 1, step: int | None = None
 ) -> Coverage:
-    """Every `every`-th step of the target gets each of the faults, for each seed."""
-    points, failures, kinds = 0, [], tuple(faults)
+    """Every `every`-th step of the target, or only `step`, gets each of the faults, for each seed.
+
+    `faults` are the target's own where none are given.
+    """
+    kinds = target.faults if faults is None else tuple(faults)
+    total = Coverage(points=0, runs=0, failures=())
     for seed in seeds:
-        clean = _run(target, seed, StepInjector())
-        if clean.broken:
-            failures.append(Failure(scenario=target.name, seed=seed, fault=None, step=0, broken=clean.broken))
-            continue
-        for step in range(1 + seed % every, clean.steps + 1, every):
-            for fault in kinds:
-                run = _run(target, seed, StepInjector(fault, step), expected_probe=clean.probe)
-                points += run.was_injected
-                if run.broken:
-                    failures.append(Failure(scenario=target.name, seed=seed, fault=fault, step=step, broken=run.broken))
-    return Coverage(points=points, failures=tuple(failures))
+        total += _with_seed(target, seed, kinds, every, step)
+    return total
 
 
-@attrs.frozen(kw_only=True)
-class _Run:
-    steps: int
-    was_injected: bool
-    probe: tuple[int, ...]
-    broken: tuple[str, ...]
+def _with_seed(target: Target, seed: int, faults: tuple[Fault, ...], every: int, only_step: int | None) -> Coverage:
+    expected_beside: dict[Asked, Tokens] = {}
+    alone = [Play(target=target, seed=seed, only_beside=index) for index in range(len(target.beside))]
+    for play in alone:
+        play.play()
+        expected_beside |= play.outputs_beside
+    clean = Play(target=target, seed=seed, expected=Expected(beside=expected_beside))
+    clean.play()
+    failures = list(_failures(target, *alone, clean))
+    if failures:
+        return Coverage(points=0, runs=len(alone) + 1, failures=tuple(failures))
+    expected = Expected(target=clean.outputs, beside=expected_beside, probe=clean.probe)
+    steps = range(1 + seed % every, clean.injector.steps + 1, every) if only_step is None else (only_step,)
+    plays = [
+        Play(target=target, seed=seed, injector=StepInjector(fault, step), expected=expected)
+        for step in steps
+        for fault in faults
+    ]
+    for play in plays:
+        play.play()
+        failures.extend(_failures(target, play))
+    points = sum(play.injector.was_injected for play in plays)
+    return Coverage(points=points, runs=len(alone) + 1 + len(plays), failures=tuple(failures))
 
 
-def _run(target: Target, seed: int, injector: StepInjector, expected_probe: tuple[int, ...] | None = None) -> _Run:
-    return run_deterministic(partial(_play, target, seed, injector, expected_probe), seed=seed, instruments=(injector,))
-
-
-async def _play(target: Target, seed: int, injector: StepInjector, expected_probe: tuple[int, ...] | None) -> _Run:
-    watched = _WatchedEngine()
-    async with open_inline_engine(attrs.evolve(target.options, seed=seed)) as client:
-        watched.client = client
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run_target, target, watched, injector)
-            for scenario in target.beside:
-                nursery.start_soon(scenario, client)
-        state = await _rest(client)
-        broken = [*watched.broken, *broken_promises(state)]
-        probe = await _probe(client, target) if not broken else ()
-        if not broken:
-            broken.extend(broken_promises(await _rest(client)))
-        if expected_probe is not None and not broken and probe != expected_probe:
-            broken.append(f"the probe's answer is {probe} instead of {expected_probe}")
-    return _Run(steps=injector.steps, was_injected=injector.was_injected, probe=probe, broken=tuple(broken))
-
-
-@attrs.define(eq=False)
-class _WatchedEngine:
-    """The engine as the target sees it; knows what the target opened."""
-
-    client: EngineClient | None = None
-    broken: tuple[str, ...] = ()
-    _opened: list[RequestStream] = attrs.field(factory=list)
-
-    def status(self) -> EngineStatus:
-        return self._engine.status()
-
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
-        stream = self._engine.open(owner, prompt, params)
-        if isinstance(stream, RequestStream):
-            self._opened.append(stream)
-        return stream
-
-    async def state(self) -> EngineState:
-        return await self._engine.state()
-
-    def check_all_left(self) -> None:
-        """To be called when the target's scope is left, before anything else can run."""
-        still_open = [stream.request for stream in self._opened if not stream.is_over]
-        if still_open:
-            self.broken = (f"C2: requests {still_open} are open although the scope that opened them is left",)
-
-    @property
-    def _engine(self) -> EngineClient:
-        if self.client is None:
-            raise InvariantViolated("the engine is opened before the target runs")
-        return self.client
-
-
-async def _run_target(target: Target, engine: _WatchedEngine, injector: StepInjector) -> None:
-    try:
-        with trio.CancelScope() as scope:
-            watched = Watched(task=trio.lowlevel.current_task(), scope=scope, disconnect=trio.Event())
-            injector.watch(watched)
-            try:
-                await target.run(engine, watched.disconnect)
-            finally:
-                injector.unwatch()
-    except* Injected:
-        pass
-    engine.check_all_left()
-
-
-async def _rest(client: EngineClient) -> EngineState:
-    """The state as soon as it is quiescent, or when the time for that is over."""
-    over_s = trio.current_time() + REST_S
-    while True:
-        state = await client.state()
-        if is_quiescent(state) or trio.current_time() > over_s:
-            return state
-        await trio.sleep(_LOOK_EVERY_S)
-
-
-async def _probe(client: EngineClient, target: Target) -> tuple[int, ...]:
-    with contextlib.ExitStack() as owner:
-        params = SamplingParams(max_tokens=target.probe_tokens, temperature=0.0, seed=0, ignore_eos=True)
-        stream = client.open(owner, target.probe, params)
-        if isinstance(stream, Rejected) or not isinstance(await stream.verdict(), Accepted):
-            return ()
-        tokens: list[int] = []
-        while True:
-            for event in await stream.receive():
-                if isinstance(event, ChoiceDelta):
-                    tokens.extend(event.token_ids)
-                    if event.finish_reason is not FinishReason.RUNNING:
-                        return tuple(tokens)
+def _failures(target: Target, *plays: Play) -> Iterator[Failure]:
+    for play in plays:
+        if play.broken:
+            yield Failure(
+                scenario=target.name,
+                seed=play.seed,
+                fault=play.injector.fault,
+                step=play.injector.behind_step,
+                broken=tuple(play.broken),
+                details=play.details,
+            )

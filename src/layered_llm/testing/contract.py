@@ -14,12 +14,15 @@ _HANDLED: Final = "layered_llm_aborts_handled_total"
 _LATE: Final = "layered_llm_aborts_late_total"
 
 
-def broken_promises(state: EngineState) -> tuple[str, ...]:
-    """What an engine without open requests does not keep, one sentence each; empty is right."""
-    return tuple(_broken(state))
+def broken_promises(state: EngineState, aborts_of_the_dead: int = 0) -> tuple[str, ...]:
+    """What an engine without open requests does not keep, one sentence each; empty is right.
+
+    `aborts_of_the_dead`: those that reached the engine from API processes that are not there any more to report them.
+    """
+    return tuple(_broken(state, aborts_of_the_dead))
 
 
-def _broken(state: EngineState) -> Iterator[str]:
+def _broken(state: EngineState, aborts_of_the_dead: int) -> Iterator[str]:
     if state.silent:
         yield f"no answer from {', '.join(state.silent)}"
     for report in state.reports:
@@ -31,13 +34,9 @@ def _broken(state: EngineState) -> Iterator[str]:
     if not is_quiescent(state):
         yield f"C7: not quiescent: {_scheduler_gauges(state)}"
     emitted, handled, late = (_total(state, counter) for counter in (_EMITTED, _HANDLED, _LATE))
+    emitted += aborts_of_the_dead
     if emitted != handled + late:
         yield f"C3: {emitted:g} aborts were emitted, {handled:g} handled, {late:g} late"
-
-
-def aborts_emitted(state: EngineState) -> int:
-    """By all API processes, since the engine's start."""
-    return int(_total(state, _EMITTED))
 
 
 def _total(state: EngineState, counter: str) -> float:

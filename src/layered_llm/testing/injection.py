@@ -8,6 +8,8 @@ at which the outside world can interrupt the target.
 """
 
 import enum
+from collections.abc import Callable, Mapping
+from typing import assert_never
 
 import attrs
 import outcome
@@ -17,7 +19,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 
 @enum.unique
 class Fault(enum.Enum):
-    """What happens to the task."""
+    """What happens to the task, or around it."""
 
     CANCEL = "cancel"
     """Its cancel scope is cancelled."""
@@ -27,6 +29,10 @@ class Fault(enum.Enum):
     """What it waits for raises."""
     DISCONNECT = "disconnect"
     """Its client is gone: for a target that has one, and waits for this."""
+    SHUTDOWN = "shutdown"
+    """The block that keeps the engine is left."""
+    DEATH = "death"
+    """The API process that it runs in is killed: for a target with a process of its own."""
 
 
 class Injected(Exception):  # noqa: N818 - states what happened
@@ -41,15 +47,16 @@ class Watched:
     """Its steps count, and those of every task under it."""
     scope: trio.CancelScope
     """Around all that the task does."""
-    disconnect: trio.Event
+    outside: Mapping[Fault, Callable[[], object]]
+    """How the faults come about that happen around the task."""
 
 
 @attrs.define(eq=False)
 class StepInjector(trio.abc.Instrument):
     """Counts the steps of a target, and injects one fault behind a given one."""
 
-    _fault: Fault | None = None
-    _behind_step: int = 0
+    fault: Fault | None = None
+    behind_step: int = 0
     """1 is the first step; a fault behind a step that never comes is not injected."""
     steps: int = 0
     was_injected: bool = False
@@ -68,9 +75,9 @@ class StepInjector(trio.abc.Instrument):
         if self._watched is None or not _is_under(task, self._watched.task):
             return
         self.steps += 1
-        if self.steps == self._behind_step and self._fault is not None:
+        if self.steps == self.behind_step and self.fault is not None:
             self.was_injected = True
-            _inject(self._fault, task, self._watched)
+            _inject(self.fault, task, self._watched)
 
 
 def _is_under(task: Task | None, root: Task) -> bool:
@@ -89,8 +96,10 @@ def _inject(fault: Fault, task: Task, watched: Watched) -> None:
             watched.scope.deadline = trio.current_time()
         case Fault.ERROR:
             _raise_in(task)
-        case Fault.DISCONNECT:
-            watched.disconnect.set()
+        case Fault.DISCONNECT | Fault.SHUTDOWN | Fault.DEATH:
+            watched.outside[fault]()
+        case _:
+            assert_never(fault)
 
 
 def _raise_in(task: Task) -> None:

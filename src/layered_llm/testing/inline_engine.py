@@ -10,36 +10,47 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import assert_never
+from typing import Final, assert_never
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import API_ID_LIMIT, ApiId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.scheduler_runtime import RuntimeReady
 from layered_llm.domain.messages.supervision import Role
+from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.checkpoint import Checkpoint
-from layered_llm.service.embedded import EmbeddedEngine, engine_addresses
+from layered_llm.service.embedded import EmbeddedEngine, engine_addresses, until_ready
 from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
+from layered_llm.service.supervision import api_peer_name
 from layered_llm.service.text import serve_text
-from layered_llm.testing.memory_links import MemoryLinks
+from layered_llm.testing.byte_text import byte_text_files
+from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Preparation, Prepared
+
+DEATH_UNNOTICED_S: Final = 0.05
+"""From the death of an API process until the supervisor learns of it."""
+_HALF: Final = 0.5
 
 
 @attrs.frozen(kw_only=True)
 class InlineEngineOptions:
     """What an inline engine is made of."""
 
-    text_files: TextFiles
+    text_files: TextFiles = attrs.field(factory=byte_text_files)
+    """Tokenizer, template and ends of output; one token for each byte unless given."""
     seed: int = 0
-    """Decides how long each message is on its way."""
+    """Decides how long each message is on its way, and every id and seed that is drawn."""
     largest_delay_s: float = 0.002
     step_s: float = 0.010
     """Time of one step."""
@@ -52,8 +63,12 @@ class InlineEngineOptions:
     vocabulary_size: int = 512
     max_running_requests: int = 8
     max_queued_requests: int = 64
+    max_open_requests: int = 256
     chunked_prefill_size: int = 16
     text_workers: int = 1
+    steps_in_flight: int = 1
+    high_water_mark: int = HIGH_WATER_MARK
+    """Messages that may wait for one API process."""
 
     def settings(self) -> Settings:
         return Settings(
@@ -61,8 +76,11 @@ class InlineEngineOptions:
             max_running_requests=self.max_running_requests,
             max_queued_requests=self.max_queued_requests,
             chunked_prefill_size=self.chunked_prefill_size,
-            max_open_requests=256,
+            max_open_requests=self.max_open_requests,
         )
+
+    def policy(self) -> SchedulingPolicy:
+        return attrs.evolve(scheduling_policy(self.settings()), max_steps_in_flight=self.steps_in_flight)
 
     def device(self) -> ScriptedDevice:
         """A device whose steps take no time by themselves: the task around it lets it pass."""
@@ -87,14 +105,101 @@ def hash_script(first_id: int, id_count: int) -> Script:
     return HashScript(first_id=first_id, id_count=id_count)
 
 
+@attrs.define(eq=False, kw_only=True)
+class InlineEngine:
+    """An engine that runs, and what can be done to it."""
+
+    client: EngineClient
+    """The engine's own API process; the engine lives as long as it does."""
+    links: MemoryLinks
+    _settings: Settings
+    _random: Random
+    _exits: "_Exits"
+
+    @contextlib.asynccontextmanager
+    async def api_process(self) -> AsyncIterator["ApiProcess"]:
+        """One more API process, ready; it leaves in good order unless it was killed."""
+        process = ApiProcess(
+            client=EngineClient(
+                api=ApiId(1 + self._random.randrange(API_ID_LIMIT - 1)),
+                pid=self._exits.new_pid(),
+                max_open_requests=self._settings.max_open_requests,
+                draw_seed=lambda: self._random.randrange(SEED_LIMIT),
+            ),
+            links=self.links,
+            exits=self._exits,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.run, self._settings.max_open_requests)
+            try:
+                await until_ready(process.client)
+                yield process
+            finally:
+                process.leave.set()
+
+    def draw_chance(self) -> bool:
+        """True or false, as the run's seed decides."""
+        return self._random.random() < _HALF
+
+
+@attrs.define(eq=False, kw_only=True)
+class ApiProcess:
+    """An API process beside the engine's own one: it can die."""
+
+    client: EngineClient
+    leave: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _links: MemoryLinks
+    _exits: "_Exits"
+    _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+
+    @property
+    def name(self) -> str:
+        """Its name on every link."""
+        return api_peer_name(self.client.api)
+
+    def die(self, *, loses_sent: bool) -> None:
+        """As by SIGKILL: it says nothing more, and the supervisor learns of it a little later."""
+        self._links.kill(self.name, loses_sent=loses_sent)
+        self._scope.cancel(reason="killed")
+
+    async def run(self, max_open_requests: int) -> None:
+        """Lives until it leaves or dies."""
+        address = engine_addresses(0).supervisor_for_apis
+        with self._scope, self._links.connect_api_to_supervisor(address, self.name) as link:
+            await EngineConnection(self.client, self._links, max_open_requests, link, self._exits.wait).run(self.leave)
+        if self._scope.cancelled_caught:
+            await trio.sleep(DEATH_UNNOTICED_S)
+        self._exits.exited(self.client.pid)
+
+
+@attrs.define(eq=False)
+class _Exits:
+    """Which API processes have ended; this program's own one has not."""
+
+    _events: dict[int, trio.Event] = attrs.field(factory=dict)
+
+    def new_pid(self) -> int:
+        pid = -1 - len(self._events)
+        self._events[pid] = trio.Event()
+        return pid
+
+    def exited(self, pid: int) -> None:
+        self._events[pid].set()
+
+    async def wait(self, pid: int) -> None:
+        await self._events.get(pid, trio.Event()).wait()
+
+
 @contextlib.asynccontextmanager
-async def open_inline_engine(options: InlineEngineOptions) -> AsyncIterator[EngineClient]:
-    """The client of an inline engine that lives as long as the block."""
-    delays = Random(options.seed)  # noqa: S311 - a test that can be repeated, no secret
-    links = MemoryLinks(lambda: delays.uniform(0.0, options.largest_delay_s))
-    engine = EmbeddedEngine(options.settings(), links, InlineLauncher(options, links), _no_checkpoint)
+async def open_inline_engine(options: InlineEngineOptions, observer: LinkObserver | None = None) -> AsyncIterator[InlineEngine]:
+    """An inline engine that lives as long as the block, ready; `observer` sees every message between its parts."""
+    random = Random(options.seed)  # noqa: S311 - a test that can be repeated, no secret
+    links = MemoryLinks(lambda: random.uniform(0.0, options.largest_delay_s), observer, options.high_water_mark)
+    settings, exits = options.settings(), _Exits()
+    launcher = InlineLauncher(options, links)
+    engine = EmbeddedEngine(settings, links, launcher, _no_checkpoint, random.randrange, exits.wait)
     async with engine.open() as client:
-        yield client
+        yield InlineEngine(client=client, links=links, settings=settings, random=random, exits=exits)
 
 
 @attrs.frozen
@@ -111,7 +216,7 @@ class InlineLauncher:
             case Role.TEXT:
                 await serve_text(self._links, addresses, index, self._options.text_files, self._prepare_long)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, scheduling_policy(self._options.settings()))
+                await work_scheduler(self._links, addresses, self._options.policy())
             case Role.RUNTIME:
                 await self._run_device(addresses.runtime(0))
             case Role.API | Role.SUPERVISOR:

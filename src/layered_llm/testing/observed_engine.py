@@ -1,0 +1,142 @@
+"""The engine as a scenario sees it, with a record of what the scenario opened, read and left.
+
+Must not know: faults, links.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import attrs
+
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent
+from layered_llm.service.engine_client import EngineClient, TextConnection
+from layered_llm.service.request_stream import RequestStream
+
+Asked = tuple[Prompt, SamplingParams]
+"""A request without its id: the same in each run of a scenario."""
+Tokens = tuple[tuple[int, ...], ...]
+"""Of each choice."""
+
+
+@attrs.define(eq=False)
+class ObservedStream:
+    """Implements `EngineStream`; notes what is delivered, and what of it should not be."""
+
+    asked: Asked
+    stream: RequestStream
+    broken: list[str]
+    is_ended: bool = False
+    _tokens: list[list[int]] = attrs.field(init=False)
+    _reasons: list[FinishReason] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        choices = self.asked[1].n
+        self._tokens = [[] for _ in range(choices)]
+        self._reasons = [FinishReason.RUNNING] * choices
+
+    @property
+    def request(self) -> RequestId:
+        return self.stream.request
+
+    @property
+    def tokens(self) -> Tokens:
+        """What was delivered so far."""
+        return tuple(tuple(tokens) for tokens in self._tokens)
+
+    async def verdict(self) -> Accepted | Rejected:
+        return await self.stream.verdict()
+
+    async def receive(self) -> tuple[StreamEvent, ...]:
+        events = await self.stream.receive()
+        for event in events:
+            self._note(event)
+        return events
+
+    def close(self, reason: AbortReason) -> None:
+        self.stream.close(reason)
+
+    def _note(self, event: StreamEvent) -> None:
+        if self.is_ended:
+            self.broken.append(f"C1: request {self.request} goes on after its end")
+        if self.stream.was_left:
+            self.broken.append(f"C6: request {self.request} is delivered to after it was left")
+        match event:
+            case ChoiceDelta():
+                self._note_delta(event)
+            case RequestEnded():
+                self._note_end(event)
+
+    def _note_delta(self, delta: ChoiceDelta) -> None:
+        if self._reasons[delta.choice] is not FinishReason.RUNNING:
+            self.broken.append(f"C1: choice {delta.choice} of request {self.request} goes on after it finished")
+        self._reasons[delta.choice] = delta.finish_reason
+        self._tokens[delta.choice].extend(delta.token_ids)
+
+    def _note_end(self, end: RequestEnded) -> None:
+        self.is_ended = True
+        if FinishReason.RUNNING in self._reasons:
+            self.broken.append(f"C1: request {self.request} ended before each of its choices")
+        if end.usage.completion_tokens != sum(map(len, self._tokens)):
+            self.broken.append(f"request {self.request} counts {end.usage.completion_tokens} tokens, not those it delivered")
+
+
+@attrs.define(eq=False)
+class ObservedEngine:
+    """Implements the `Engine` protocol for one scenario.
+
+    A request without a seed gets the next one of the scenario's own, so that its output is the same whatever runs beside it.
+    """
+
+    client: EngineClient
+    _next_seed: int
+    broken: list[str] = attrs.field(init=False, factory=list)
+    streams: list[ObservedStream] = attrs.field(init=False, factory=list)
+
+    def status(self) -> EngineStatus:
+        return self.client.status()
+
+    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> ObservedStream | Rejected:
+        if params.seed is None:
+            params = attrs.evolve(params, seed=self._next_seed)
+            self._next_seed += 1
+        stream = self.client.open(owner, prompt, params)
+        if isinstance(stream, Rejected):
+            return stream
+        observed = ObservedStream((prompt, params), stream, self.broken)
+        self.streams.append(observed)
+        return observed
+
+    async def state(self) -> EngineState:
+        return await self.client.state()
+
+    @property
+    def requests_read(self) -> Iterator[RequestId]:
+        """Those whose end was delivered."""
+        return (stream.request for stream in self.streams if stream.is_ended)
+
+    def outputs(self) -> dict[Asked, Tokens]:
+        return {stream.asked: stream.tokens for stream in self.streams}
+
+    def note_open(self) -> None:
+        """To be called when the scenario's scope is left, before anything else can run."""
+        still_open = [stream.request for stream in self.streams if not stream.stream.is_over]
+        if still_open:
+            self.broken.append(f"C2: requests {still_open} are open although the scope that opened them is left")
+
+
+def emissions_owed(engines: list[ObservedEngine]) -> int:
+    """Submits and aborts that the scenarios of one API process owe to its text workers by now: one of each at most."""
+    streams = [stream.stream for engine in engines for stream in engine.streams]
+    return len(streams) + sum(stream.was_left for stream in streams)
+
+
+def emissions_waiting(engines: list[ObservedEngine]) -> int:
+    """Those that wait in an outbox."""
+    connections: set[TextConnection] = {stream.stream.connection for engine in engines for stream in engine.streams}
+    return sum(connection.outbox.pending for connection in connections)

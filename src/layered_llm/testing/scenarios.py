@@ -1,0 +1,195 @@
+"""The scenarios that the project tests itself with: every phase of a request, in every way in which one can be opened.
+
+Must not know: faults, what is checked.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+import trio
+
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import RequestEnded
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.runtime.scripts import EchoScript
+from layered_llm.testing.asgi_target import MODEL, http_exchange
+from layered_llm.testing.byte_text import END, byte_text_files
+from layered_llm.testing.injection import Fault
+from layered_llm.testing.inline_engine import InlineEngineOptions, hash_script
+from layered_llm.testing.playing import PromiseBroken, Scenario, Target, TargetScenario
+from layered_llm.transport.http.engine_port import Engine, EngineStream
+
+LIBRARY_FAULTS: Final = (Fault.CANCEL, Fault.DEADLINE, Fault.ERROR)
+CLIENT_FAULTS: Final = (Fault.CANCEL, Fault.DISCONNECT)
+SHORT: Final = "hello there"
+CHUNKED: Final = "a prompt of forty tokens is cut in chunks"
+LONG: Final = "far more than is tokenized between two streams " * 100
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+
+
+async def read(engine: Engine, prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> None:
+    """Opens a request and reads it to its end; one that is to be refused must be, for this reason."""
+    with contextlib.ExitStack() as owner:
+        stream = engine.open(owner, Prompt.of_text(prompt), SamplingParams(**({"max_tokens": 4} | params)))
+        await read_stream(stream, refused)
+
+
+async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | None = None) -> None:
+    """Reads a request to its end."""
+    verdict = stream if isinstance(stream, Rejected) else await stream.verdict()
+    reason = verdict.reason if isinstance(verdict, Rejected) else None
+    if reason is RejectReason.SHUTTING_DOWN:
+        return
+    if reason is not refused:
+        raise PromiseBroken(f"the verdict is {verdict}")
+    while not isinstance(stream, Rejected) and reason is None:
+        events = await stream.receive()
+        if isinstance(events[-1], RequestEnded):
+            return
+
+
+def library(prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> TargetScenario:
+    """A target that opens one request and reads it to its end."""
+
+    async def run(engine: Engine, _disconnect: trio.Event) -> None:
+        await read(engine, prompt, refused=refused, **params)
+
+    return run
+
+
+def beside(prompt: str = SHORT, **params: Any) -> Scenario:
+    """A scenario that opens one request and reads it to its end."""
+    return partial(read, prompt=prompt, **params)
+
+
+async def _read_in_tasks(engine: Engine, _disconnect: trio.Event) -> None:
+    """Two requests with one prompt, read by tasks of the target that do not know of each other."""
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(read, engine, CHUNKED)
+
+
+async def _stop_reading(engine: Engine, _disconnect: trio.Event) -> None:
+    """Leaves a stream by itself, after its first tokens."""
+    with contextlib.ExitStack() as owner:
+        prompt = Prompt.of_chat([ChatMessage(role="user", content=SHORT)])
+        stream = engine.open(owner, prompt, SamplingParams(max_tokens=8))
+        if not isinstance(stream, Rejected):
+            await stream.verdict()
+            await stream.receive()
+    await trio.lowlevel.checkpoint()
+
+
+async def _after_a_while(scenario: Scenario, engine: Engine) -> None:
+    await trio.sleep(0.02)
+    await scenario(engine)
+
+
+def _chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": SHORT}], **fields}
+
+
+def _completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 4, "prompt": SHORT, **fields}
+
+
+def all_scenarios() -> tuple[Target, ...]:
+    """Every one, by groups: library, refusals, HTTP, ends of the engine and of its processes."""
+    options = InlineEngineOptions(text_files=byte_text_files(), script=hash_script(ord("a"), 26))
+    return (*_library(options), *_crowded(options), *_refused(options), *_http(options), *_ends(options))
+
+
+def _library(options: InlineEngineOptions) -> Iterator[Target]:
+    echo = attrs.evolve(options, script=EchoScript())
+    chunks = attrs.evolve(options, chunked_prefill_size=8)
+    yield Target(name="length", run=library(max_tokens=3), options=options)
+    yield Target(name="eos", run=library(f"abc{END}d", max_tokens=8), options=echo)
+    yield Target(name="stop-string", run=library("one two three", max_tokens=12, stop=("two",)), options=echo)
+    yield Target(name="stop-by-reader", run=_stop_reading, options=options)
+    yield Target(name="choices-2", run=library(n=2), options=options)
+    yield Target(name="choices-3", run=library(n=3, max_tokens=3), beside=(beside(max_tokens=6),), options=options)
+    yield Target(name="prefill-chunks", run=library(CHUNKED, max_tokens=2), beside=(beside(max_tokens=12),), options=chunks)
+    yield Target(name="tokenized-aside", run=library(LONG, max_tokens=2), options=_with_context(options, 8192))
+    yield Target(name="two-steps-in-flight", run=library(max_tokens=5), beside=(beside(),), options=_overlapping(options))
+    yield Target(name="late-answers", run=library(), options=attrs.evolve(options, largest_delay_s=0.3))
+
+
+def _crowded(options: InlineEngineOptions) -> Iterator[Target]:
+    full = attrs.evolve(options, max_running_requests=1)
+    small = attrs.evolve(options, pages=12, chunked_prefill_size=8)
+    others = tuple(beside(f"{SHORT} {place}", max_tokens=6) for place in range(3))
+    yield Target(name="queued", run=library(max_tokens=2), beside=(beside(max_tokens=12),), options=full)
+    yield Target(name="few-pages", run=library(max_tokens=12), beside=others, options=small)
+    yield Target(name="few-pages-overlapping", run=library(n=2), beside=others, options=_overlapping(small))
+    yield Target(name="shared-prompt", run=_read_in_tasks, beside=(beside(CHUNKED, max_tokens=8),), options=options)
+    yield Target(name="two-text-workers", run=_read_in_tasks, beside=others, options=attrs.evolve(options, text_workers=2))
+
+
+def _refused(options: InlineEngineOptions) -> Iterator[Target]:
+    queue = attrs.evolve(options, max_running_requests=1, max_queued_requests=1)
+    reason = RejectReason.CONTEXT_LENGTH_EXCEEDED
+    late = partial(library, refused=RejectReason.QUEUE_FULL)
+    yield Target(name="context-too-long", run=library(CHUNKED * 4, refused=reason), options=options)
+    yield Target(
+        name="queue-full", run=_when_full(late()), beside=(beside(max_tokens=12), beside(max_tokens=12)), options=queue
+    )
+    outbox = attrs.evolve(options, max_open_requests=1)
+    yield Target(name="process-full", run=_when_full(late()), beside=(beside(max_tokens=12),), options=outbox)
+
+
+def _when_full(run: TargetScenario) -> TargetScenario:
+    async def later(engine: Engine, disconnect: trio.Event) -> None:
+        await _after_a_while(partial(_run_with, run, disconnect), engine)
+
+    return later
+
+
+async def _run_with(run: TargetScenario, disconnect: trio.Event, engine: Engine) -> None:
+    await run(engine, disconnect)
+
+
+def _http(options: InlineEngineOptions) -> Iterator[Target]:
+    make = partial(Target, options=options, faults=CLIENT_FAULTS)
+    too_long = _completion(prompt=CHUNKED * 4)
+    yield make(name="http-chat", run=http_exchange(_CHAT, _chat()))
+    yield make(name="http-chat-stream", run=http_exchange(_CHAT, _chat(stream=True), send_s=0.003))
+    yield make(name="http-completions", run=http_exchange(_COMPLETIONS, _completion(n=2)))
+    yield make(
+        name="http-completions-stream",
+        run=http_exchange(_COMPLETIONS, _completion(stream=True, n=2, prompt=[SHORT, CHUNKED])),
+        beside=(beside(max_tokens=6),),
+    )
+    yield make(name="http-slow-client", run=http_exchange(_CHAT, _chat(stream=True), send_s=0.5))
+    yield make(name="http-refused", run=http_exchange(_COMPLETIONS, too_long, status=HTTPStatus.BAD_REQUEST))
+
+
+def _ends(options: InlineEngineOptions) -> Iterator[Target]:
+    make = partial(Target, options=options, faults=(Fault.SHUTDOWN,))
+    yield make(name="shutdown", run=library(n=2), beside=(beside(max_tokens=12),))
+    yield make(name="shutdown-http", run=http_exchange(_CHAT, _chat(stream=True)))
+    process = partial(Target, in_own_process=True)
+    death = (*LIBRARY_FAULTS, Fault.DEATH)
+    yield process(name="process-dies", run=library(n=2), beside=(beside(max_tokens=6),), options=options, faults=death)
+    yield process(
+        name="process-dies-tokenizing",
+        run=library(LONG, max_tokens=2),
+        options=_overlapping(_with_context(options, 8192)),
+        faults=(Fault.DEATH,),
+    )
+
+
+def _overlapping(options: InlineEngineOptions) -> InlineEngineOptions:
+    return attrs.evolve(options, steps_in_flight=2)
+
+
+def _with_context(options: InlineEngineOptions, tokens: int) -> InlineEngineOptions:
+    return attrs.evolve(
+        options, context_tokens=tokens, pages=2 * tokens // options.page_size_tokens, chunked_prefill_size=tokens
+    )

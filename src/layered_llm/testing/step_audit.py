@@ -1,0 +1,90 @@
+"""Steps on the link to the runtime, held against the aborts that the scheduler had taken before.
+
+Must not know: the scheduler.
+
+Which request a slot belongs to is told by no message: it is found by prompt and seed, and left open where two requests share
+both. A step that was planned before an abort may be sent behind it, but at the same moment of virtual time.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.ids import RequestId, StepId
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, RuntimeReady, StepCompleted
+from layered_llm.domain.messages.text_scheduler import Admit
+
+Origin = tuple[bytes, int]
+"""Prompt and seed."""
+
+
+@attrs.define(eq=False)
+class _Slot:
+    """An open slot of the runtime."""
+
+    request: RequestId | None
+    pages: list[int] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class StepAudit:
+    """Adds a sentence to `_broken` for each step that breaks C5."""
+
+    _now: Callable[[], float]
+    _broken: list[str]
+    _page_size_tokens: int = attrs.field(init=False, default=1)
+    _origins: dict[Origin, set[RequestId]] = attrs.field(init=False, factory=dict)
+    _aborted_s: dict[RequestId, float] = attrs.field(init=False, factory=dict)
+    _slots: dict[int, _Slot] = attrs.field(init=False, factory=dict)
+    _written: dict[StepId, dict[int, int]] = attrs.field(init=False, factory=dict)
+    """For each step in flight the slot that writes each page."""
+
+    def sized(self, ready: RuntimeReady) -> None:
+        self._page_size_tokens = ready.limits.page_size_tokens
+
+    def admitted(self, admit: Admit) -> None:
+        self._origins.setdefault((admit.prompt_ids, admit.sampling.seed), set()).add(admit.request)
+
+    def aborted(self, request: RequestId) -> None:
+        """The scheduler has taken the abort: what it plans from now on must not name the request."""
+        self._aborted_s.setdefault(request, self._now())
+
+    def completed(self, result: StepCompleted) -> None:
+        self._written.pop(result.step, None)
+
+    def sent(self, step: ExecuteStep) -> None:
+        for slot in unpack_i32(step.retired):
+            self._slots.pop(slot, None)
+        for opening in step.opened:
+            self._slots[opening.slot] = _Slot(self._request_of(opening))
+        for slot, held in self._slots.items():
+            aborted_s = math.inf if held.request is None else self._aborted_s.get(held.request, math.inf)
+            if self._now() > aborted_s:
+                self._broken.append(f"C5: step {step.step} keeps slot {slot} of request {held.request}, which was aborted")
+        self._give_pages(step)
+        self._written[step.step] = dict(self._writes(step))
+
+    def _request_of(self, opening: OpenSlot) -> RequestId | None:
+        requests = self._origins.get((opening.prompt_ids, opening.sampling.seed), set())
+        return next(iter(requests)) if len(requests) == 1 else None
+
+    def _give_pages(self, step: ExecuteStep) -> None:
+        given, first = unpack_i32(step.page_ids), 0
+        columns = zip(unpack_i32(step.page_slots), unpack_i32(step.page_counts), unpack_i32(step.page_offsets), strict=True)
+        for slot, count, offset in columns:
+            pages = given[first : first + count].tolist()
+            first += count
+            self._slots[slot].pages[offset : offset + count] = pages
+            for writes in self._written.values():
+                for page in pages:
+                    if writes.get(page, slot) != slot:
+                        self._broken.append(f"C5: step {step.step} gives away page {page}, which a step in flight writes")
+
+    def _writes(self, step: ExecuteStep) -> Iterator[tuple[int, int]]:
+        columns = zip(unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), strict=True)
+        for slot, start, count in columns:
+            first, last = start // self._page_size_tokens, (start + count - 1) // self._page_size_tokens
+            for page in self._slots[slot].pages[first : last + 1]:
+                yield page, slot
