@@ -1,0 +1,176 @@
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import trio
+
+import layered_llm
+from layered_llm import EngineClosed, EngineLost, EngineStartFailed, SamplingParams, SettingsError
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.scripts import EchoScript
+from support.byte_checkpoint import write_byte_checkpoint
+from support.library import engine_threads, tiny_settings, until_quiescent
+from support.processes import processes_of_environment
+
+LONG = SamplingParams(max_tokens=400)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_byte_checkpoint(tmp_path)
+
+
+class Left(Exception):  # noqa: N818 - no error
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_page": 3}, r"num_page is no setting \(did you mean num_pages\?\)"),
+        ({"num_pages": "3"}, "num_pages must be an integer, got '3'"),
+        ({"num_pages": True}, "num_pages must be an integer, got True"),
+        ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
+        ({"dtype": "int3"}, "dtype must be one of auto, float32"),
+        ({"page_size": None}, "page_size must be an integer, got None"),
+        ({"port": 8000}, "port is a setting of the server"),
+        ({"log_level": "debug"}, "log_level is for processes=True"),
+    ],
+)
+async def test_settings_are_checked(model: Path, settings: dict[str, object], words: str):
+    with pytest.raises(SettingsError, match=words):
+        async with layered_llm.open_engine(model, **settings):
+            pass
+
+
+async def test_settings_come_from_the_environment_where_they_are_not_given(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAYERED_LLM_DEVICE", "scripted")
+    monkeypatch.setenv("LAYERED_LLM_NUM_PAGES", "7")
+    async with layered_llm.open_engine(model) as engine:
+        assert 7 == (await engine.state()).pages_total
+    async with layered_llm.open_engine(model, num_pages=9) as engine:
+        assert 9 == (await engine.state()).pages_total
+
+
+@pytest.mark.parametrize("processes", [False, True])
+async def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, processes: bool):
+    with pytest.raises(EngineStartFailed, match="there is no such directory") as caught:
+        async with layered_llm.open_engine(tmp_path / "none", processes=processes, **tiny_settings()):
+            pass
+    assert 1 == len(str(caught.value).splitlines())
+    assert [] == engine_threads()
+
+
+async def test_an_engine_tells_what_it_is(model: Path):
+    async with layered_llm.open_engine(str(model), max_seq_len_override=100, **tiny_settings()) as engine:
+        assert (model.name, 100, 259) == (engine.model_name, engine.limits.context_tokens, engine.limits.vocabulary_size)
+
+
+async def test_two_engines_do_not_know_of_each_other(tmp_path: Path):
+    one, two = write_byte_checkpoint(tmp_path / "one"), write_byte_checkpoint(tmp_path / "two", context_tokens=64)
+    async with (
+        layered_llm.open_engine(one, **tiny_settings()) as first,
+        layered_llm.open_engine(two, scripted_output="hash", **tiny_settings()) as second,
+    ):
+        echoed = await first.generate("abc", SamplingParams(max_tokens=6))
+        hashed = await second.generate("abc", SamplingParams(max_tokens=6))
+        assert "abcabc" == echoed.text
+        assert echoed.text != hashed.text
+        assert (512, 64) == (first.limits.context_tokens, second.limits.context_tokens)
+        async with first.open_stream("abc", LONG):
+            assert await second.is_quiescent()
+    assert [] == engine_threads()
+
+
+@pytest.mark.parametrize("way", ["exception", "cancel", "end"])
+async def test_leaving_the_engine_ends_what_is_open(model: Path, way: str):
+    with trio.CancelScope() as scope:
+        try:
+            async with layered_llm.open_engine(model, **tiny_settings()) as engine, engine.open_stream("abc", LONG) as stream:
+                await anext(stream)
+                match way:
+                    case "exception":
+                        raise Left
+                    case "cancel":
+                        scope.cancel()
+                        await anext(stream)
+        except Left:
+            pass
+    assert [] == engine_threads()
+    with pytest.raises(EngineClosed):
+        await engine.generate("abc")
+    with pytest.raises(EngineClosed):
+        await engine.state()
+
+
+async def test_what_the_block_raises_arrives_as_it_is(model: Path):
+    error = Left()
+    error.__cause__ = cause = ValueError()
+    with pytest.raises(Left) as caught:
+        async with layered_llm.open_engine(model, **tiny_settings()):
+            raise error
+    assert error is caught.value
+    assert cause is caught.value.__cause__
+
+
+async def test_a_cancelled_block_still_has_its_engine_while_it_cleans_up(model: Path):
+    texts = []
+    with trio.CancelScope() as scope:
+        async with layered_llm.open_engine(model, **tiny_settings()) as engine:
+            try:
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+            finally:
+                with trio.CancelScope(shield=True):
+                    texts.append((await engine.generate("abc", SamplingParams(max_tokens=3))).text)
+    assert ["abc"] == texts
+
+
+async def test_an_engine_that_dies_is_lost(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_arguments: object) -> int:
+        raise DeviceError("the device is gone")
+
+    async with layered_llm.open_engine(model, **tiny_settings()) as engine, engine.open_stream("abc", LONG) as stream:
+        monkeypatch.setattr(EchoScript, "next_token", fail)
+        with pytest.raises(EngineLost, match="the device is gone"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineLost, match="the device is gone"):
+            await engine.generate("abc")
+    assert [] == engine_threads()
+
+
+async def test_processes_serve_as_tasks_do_and_leave_nothing(model: Path, monkeypatch: pytest.MonkeyPatch):
+    with tempfile.TemporaryDirectory(prefix="llm-") as home:
+        monkeypatch.setenv("TMPDIR", home)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        settings = tiny_settings(log_level="error")
+        async with (
+            layered_llm.open_engine(model, processes=True, **settings) as first,
+            layered_llm.open_engine(model, processes=True, num_pages=40, **settings) as second,
+        ):
+            roles = sorted(process.role for process in processes_of_environment(f"TMPDIR={home}"))
+            assert ["runtime", "runtime", "scheduler", "scheduler", "supervisor", "supervisor", "text", "text"] == roles
+            assert "abcab" == (await first.generate("abc", SamplingParams(max_tokens=5))).text
+            assert (128, 40) == ((await first.state()).pages_total, (await second.state()).pages_total)
+            async with second.open_stream("abc", LONG) as stream:
+                await anext(stream)
+            await until_quiescent(second)
+        assert () == processes_of_environment(f"TMPDIR={home}")
+        assert [] == list((Path(home) / f"layered-llm-{os.getuid()}").iterdir())
+        monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+async def test_processes_come_back_when_one_dies(model: Path):
+    settings = tiny_settings(log_level="error")
+    async with layered_llm.open_engine(model, processes=True, **settings) as engine:
+        async with engine.open_stream("abc", LONG) as stream:
+            await anext(stream)
+            runtime = next(report for report in (await engine._client.state()).reports if report.role == "runtime")
+            os.kill(runtime.pid, 9)
+            with pytest.raises(EngineLost, match="runtime-0 was killed by SIGKILL"):
+                async for _ in stream:
+                    pass
+        assert "abc" == (await engine.generate("abc", SamplingParams(max_tokens=3))).text
+        await until_quiescent(engine)
