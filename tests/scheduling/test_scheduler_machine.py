@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from layered_llm.domain.finish import FinishReason
+from layered_llm.scheduling.policy import AdmissionOrder
 from support.scheduling_rig import ChoiceKey, Rig, admit, limits, policy
 
 WORKERS = 2
@@ -47,10 +48,23 @@ def rigs(draw: st.DrawFn) -> Rig:
             queued=draw(st.integers(1, 4)),
             credit=draw(st.integers(1, 3)),
             in_flight=draw(st.integers(1, 2)),
+            cache=draw(st.booleans()),
+            order=draw(st.sampled_from(AdmissionOrder)),
+            overtakes=draw(st.integers(0, 2)),
+            streams=draw(st.sampled_from([None, 2])),
         ),
         script=script,
         gives_credit=False,
     )
+
+
+@st.composite
+def prompts(draw: st.DrawFn, request: int, context: int) -> list[int]:
+    """The beginning of one of two long texts, then something of the request's own, or nothing."""
+    length = draw(st.integers(1, context))
+    shared = draw(st.integers(0, length))
+    text = 1_000 * draw(st.integers(1, 2))
+    return [*range(text, text + shared), *range(10_000 * request, 10_000 * request + length - shared)]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -60,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, rig: Rig) -> None:
         self.rig = rig
         self.models: dict[ChoiceKey, Model] = {}
+        self.tenants: dict[int, str] = {}
         self.requests = 0
         self.aborts = self.stops = self.late_aborts = self.late_stops = 0
 
@@ -67,15 +82,38 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, data: st.DataObject, choices: int, min_tokens: int, worker: int) -> None:
         self.requests += 1
         request, context = self.requests, self.rig.limits.context_tokens
-        prompt = data.draw(st.integers(1, context))
+        prompt = data.draw(prompts(request, context))
         tokens = data.draw(st.integers(1, 12))
-        waiting = self.rig.scheduler.statistics().waiting_requests
-        message = admit(request, prompt=prompt, tokens=tokens, choices=choices, end_ids=(END_ID,), min_tokens=min_tokens)
+        tenant, bounds = data.draw(st.sampled_from(["", "a", "b"])), self.rig.policy
+        has_room = self.rig.scheduler.statistics().waiting_requests < bounds.max_queued_requests
+        may_open = bounds.max_streams_per_tenant is None or self.streams(tenant) < bounds.max_streams_per_tenant
+        message = admit(
+            request,
+            prompt_ids=prompt,
+            tokens=tokens,
+            choices=choices,
+            end_ids=(END_ID,),
+            min_tokens=min_tokens,
+            salt=data.draw(st.sampled_from([None, None, "x"])),
+            tenant=tenant,
+            priority=data.draw(st.integers(-1, 1)),
+        )
         self.rig.admit(message, worker)
-        is_taken = prompt + tokens <= context and waiting < self.rig.policy.max_queued_requests
+        is_taken = len(prompt) + tokens <= context and may_open and has_room
         assert is_taken == (request in self.rig.queued)
         if is_taken:
+            self.tenants[request] = tenant
             self.models.update({(request, one): model_of(request, one, tokens, min_tokens) for one in range(choices)})
+
+    def streams(self, tenant: str) -> int:
+        still_open = {request for request, choice in self.models.keys() - self.rig.ended.keys()}
+        return sum(self.tenants[request] == tenant for request in still_open)
+
+    @rule()
+    def flush(self) -> None:
+        self.rig.scheduler.flush_cache()
+        self.rig.sound()
+        assert 0 == self.rig.scheduler.statistics().pages_cached
 
     @rule()
     def launch(self) -> None:
@@ -127,8 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.gives_credit = True
         for worker in range(WORKERS):
             self.rig.take_steps(worker)
-        tokens = sum(len(model.tokens) for model in self.models.values())
-        self.rig.run(max_steps=tokens + self.rig.limits.context_tokens * len(self.models) + 3)
+        self.rig.run(max_steps=5_000)
         figures = self.rig.scheduler.statistics()
         assert (self.aborts - self.late_aborts, self.late_aborts) == (figures.aborts_handled, figures.aborts_late)
         assert (self.stops - self.late_stops, self.late_stops) == (figures.stops_handled, figures.stops_late)

@@ -1,0 +1,150 @@
+"""The scheduler over the scripted device, whose tokens are a hash of the history that it reads back through the page tables."""
+
+from collections import deque
+from random import Random
+
+import attrs
+
+from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId, TextId
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.text_scheduler import (
+    AbortRequest,
+    Admit,
+    Queued,
+    RequestsFinished,
+    StepsTaken,
+    TokenSampling,
+    TokensEmitted,
+)
+from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripts import HashScript
+from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.emission import Outgoing
+from layered_llm.scheduling.policy import SchedulingPolicy
+from support.scheduling_rig import ChoiceKey, policy
+
+FIRST_ID, ID_COUNT = 97, 26
+END_ID = 100
+WORKER = TextId(0)
+
+
+def engine_limits(*, pages: int, page_size: int, slots: int = 16) -> RuntimeLimits:
+    return RuntimeLimits(
+        pages=pages,
+        page_size_tokens=page_size,
+        slots=slots,
+        context_tokens=pages * page_size,
+        vocabulary_size=FIRST_ID + ID_COUNT,
+    )
+
+
+@attrs.define
+class Engine:
+    """Everything between an Admit and its tokens but the loops."""
+
+    limits: RuntimeLimits
+    policy: SchedulingPolicy
+    scheduler: Scheduler = attrs.field(init=False)
+    outputs: dict[ChoiceKey, list[int]] = attrs.field(init=False, factory=dict)
+    reasons: dict[ChoiceKey, FinishReason] = attrs.field(init=False, factory=dict)
+    _device: ScriptedDevice = attrs.field(init=False)
+    _results: deque[StepCompleted] = attrs.field(init=False, factory=deque)
+
+    def __attrs_post_init__(self) -> None:
+        self.scheduler = Scheduler(limits=self.limits, policy=self.policy)
+        self._device = ScriptedDevice(
+            limits=self.limits,
+            script=HashScript(first_id=FIRST_ID, id_count=ID_COUNT),
+            pace=ScriptedPace(step_us=0, token_us=0),
+            wait=lambda _seconds: None,
+            now_us=lambda: 0,
+        )
+
+    def admit(self, message: Admit) -> None:
+        (answer,) = self.scheduler.handle(WORKER, message)
+        assert isinstance(answer.message, Queued)
+        self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
+
+    def abort(self, request: int) -> None:
+        self._receive(self.scheduler.handle(WORKER, AbortRequest(request=RequestId(request), reason=AbortReason.TIMEOUT)))
+
+    def step(self) -> None:
+        while isinstance(step := self.scheduler.plan(), ExecuteStep):
+            self._results.append(self._device.execute(step))
+        if self._results:
+            self._receive(self.scheduler.complete(self._results.popleft()))
+
+    def run(self, max_steps: int = 20_000) -> dict[ChoiceKey, list[int]]:
+        """What every choice so far said."""
+        for _ in range(max_steps):
+            if self.scheduler.is_quiescent:
+                break
+            self.step()
+        assert self.scheduler.is_quiescent, "no progress"
+        assert () == self.scheduler.check()
+        assert self.reasons.keys() == self.outputs.keys()
+        figures = self.scheduler.statistics()
+        assert (0, 0, figures.pages_total) == (
+            figures.pages_used,
+            figures.pages_quarantined,
+            figures.pages_free + figures.pages_cached,
+        )
+        return self.outputs
+
+    def _receive(self, sent: tuple[Outgoing, ...]) -> None:
+        for outgoing in sent:
+            match outgoing.message:
+                case TokensEmitted() as tokens:
+                    columns = (unpack_i64(tokens.requests), unpack_i32(tokens.choices), unpack_i32(tokens.positions))
+                    for request, choice, position, token in zip(*columns, unpack_i32(tokens.token_ids), strict=True):
+                        assert position == len(self.outputs[request, choice])
+                        self.outputs[request, choice].append(token)
+                    self.scheduler.handle(WORKER, StepsTaken(step=tokens.step))
+                case RequestsFinished() as finished:
+                    keys = zip(unpack_i64(finished.requests), unpack_i32(finished.choices), strict=True)
+                    for key, reason in zip(keys, unpack_i8(finished.reasons), strict=True):
+                        assert key not in self.reasons
+                        self.reasons[key] = FinishReason(reason)
+                case _:
+                    raise AssertionError(f"unexpected {outgoing.message}")
+
+
+def hash_admit(request: int, prompt: list[int], tokens: int, *, choices: int = 1, salt: str | None = None) -> Admit:
+    sampling = TokenSampling(temperature=1.0, top_p=1.0, top_k=0, seed=request % 3, min_tokens=0, end_ids=(END_ID,))
+    return Admit(
+        request=RequestId(request),
+        choices=choices,
+        prompt_ids=pack_i32(prompt),
+        max_tokens=tokens,
+        sampling=sampling,
+        cache_salt=salt,
+    )
+
+
+def random_workload(seed: int, *, requests: int = 16, most_prompt: int = 60, most_output: int = 30) -> list[Admit]:
+    """Prompts that begin with one of three texts, at some length, and go on by themselves; some come twice."""
+    random = Random(seed)
+    texts = [[random.randrange(FIRST_ID) for _ in range(most_prompt)] for _ in range(3)]
+    admits: list[Admit] = []
+    for request in range(requests):
+        text = random.choice(texts)[: random.randint(0, most_prompt)]
+        own = [random.randrange(FIRST_ID) for _ in range(random.choice([0, 1, 5, 17]))]
+        prompt = (text + own)[:most_prompt] or [request]
+        choices = random.choice([1, 1, 1, 3])
+        salt = random.choice([None, None, None, "x"])
+        admits.append(hash_admit(request, prompt, random.randint(1, most_output), choices=choices, salt=salt))
+    return admits
+
+
+def alone(message: Admit) -> dict[ChoiceKey, list[int]]:
+    """What the choices of one request say when each runs by itself, in whole prompts, without a cache."""
+    engine = Engine(engine_limits(pages=128, page_size=1), policy(budget=128, running=1, cache=False))
+    engine.admit(message)
+    return engine.run()
+
+
+def all_alone(workload: list[Admit]) -> dict[ChoiceKey, list[int]]:
+    return {key: tokens for message in workload for key, tokens in alone(message).items()}
