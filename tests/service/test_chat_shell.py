@@ -1,8 +1,14 @@
+import contextlib
+import signal
+import threading
+from collections.abc import AsyncIterator
+
 import pytest
+import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.service.chat.backend import ContextFull, End, Failed, Finished, Lost, Piece, SamplingChoices
-from layered_llm.service.chat.host import open_host
+from layered_llm.service.chat.host import BackendStuck, open_host
 from layered_llm.service.chat.session import HELP, Conversation
 from layered_llm.service.chat.shell import Shell
 from layered_llm.service.chat.terminal import Interrupts
@@ -183,3 +189,18 @@ def ask_for_ever(backend: ScriptedBackend) -> None:
 def test_a_backend_that_has_failed_answers_no_more() -> None:
     with pytest.raises(InvariantViolated, match="five"):
         ask_for_ever(ScriptedBackend([[InvariantViolated("two and two is five")]]))
+
+
+def test_nobody_waits_for_a_start_that_cannot_be_cancelled() -> None:
+    is_released = threading.Event()
+
+    class Loading(ScriptedBackend):
+        @contextlib.asynccontextmanager
+        async def open(self) -> AsyncIterator[ScriptedBackend]:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await trio.to_thread.run_sync(is_released.wait)
+            yield self
+
+    with pytest.raises(BackendStuck), open_host(Loading([]).open):
+        pass
+    is_released.set()

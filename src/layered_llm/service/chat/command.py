@@ -11,9 +11,9 @@ from typing import Final
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.chat.backend import CannotOpen
 from layered_llm.service.chat.flags import ChatRequest
-from layered_llm.service.chat.host import OpenBackend, open_host
+from layered_llm.service.chat.host import BackendStuck, OpenBackend, open_host
 from layered_llm.service.chat.session import Conversation
-from layered_llm.service.chat.shell import EXIT_FAILED, Shell
+from layered_llm.service.chat.shell import EXIT_FAILED, EXIT_INTERRUPTED, Shell
 from layered_llm.service.chat.terminal import Front, Interrupts, line_editing, open_front
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.settings import chat_history, wants_colours
@@ -30,10 +30,20 @@ def run_chat(request: ChatRequest) -> int:
     except CannotOpen as error:
         front.error(str(error))
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        return _interrupted(front)
+    except BackendStuck:
+        os._exit(_interrupted(front))
     except BrokenPipeError:
         # Nobody reads the answers any more, which the interpreter must not find out once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return EXIT_FAILED
+
+
+def _interrupted(front: Front) -> int:
+    if front.is_interactive:
+        front.write("\n")
+    return EXIT_INTERRUPTED
 
 
 def _chat(request: ChatRequest, front: Front) -> int:

@@ -8,7 +8,6 @@ meanwhile. One answer runs at a time. Everything that the main thread calls here
 
 import concurrent.futures
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,16 @@ from layered_llm.service.chat.backend import ChatBackend, Finished, Lost, Outcom
 from layered_llm.service.chat.stats import AnswerStats, AnswerTimes
 
 LEAVE_S: Final = 6.0
-"""For the backend's end. A device that still loads its model cannot be stopped: it dies with the process."""
-EXIT_FAILED: Final = 1
+LEAVE_UNREADY_S: Final = 0.5
+"""For the backend's end. A device that still loads its model cannot be stopped, so nobody waits for it."""
 _GONE: Final = Lost("the backend failed")
 
 OpenBackend = Callable[[], AbstractAsyncContextManager[ChatBackend]]
+
+
+class BackendStuck(Exception):  # noqa: N818 - states what happened
+    """The backend does not end, and its thread computes on. The process is to be left without the interpreter's clean-up,
+    which may crash under such a thread."""
 
 
 @attrs.frozen
@@ -86,7 +90,10 @@ class Answer:
 
 @contextlib.contextmanager
 def open_host(open_backend: OpenBackend) -> "Iterator[BackendHost]":
-    """A host whose backend is ready; leaving the block ends both. Raises what opening or running the backend raises."""
+    """A host whose backend is ready; leaving the block ends both.
+
+    Raises what opening or running the backend raises, and BackendStuck.
+    """
     host = BackendHost(open_backend)
     try:
         host.start()
@@ -130,14 +137,14 @@ class BackendHost:
         return answer
 
     def close(self) -> None:
-        """Ends the backend. Raises what it failed with."""
+        """Ends the backend. Raises what it failed with, and BackendStuck."""
         if not self._thread.is_alive() and not self._over.done():
             return
         self._post(self._scope.cancel)
         try:
-            self._over.result(LEAVE_S)
+            self._over.result(LEAVE_S if self._title.done() else LEAVE_UNREADY_S)
         except TimeoutError:
-            os._exit(EXIT_FAILED)  # an interpreter that ends under a computing thread may crash
+            raise BackendStuck from None
 
     def _post(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
