@@ -33,25 +33,29 @@ def decode_object(body: bytes) -> JsonObject:
     """The JSON object in `body`, where numbers are finite. Raises MalformedBody."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+    except MalformedBody:
+        raise
     except UnicodeDecodeError as error:
         raise MalformedBody(f"The body is not UTF-8: invalid byte at offset {error.start}.") from error
     except RecursionError as error:
         raise MalformedBody("The body is nested too deeply.") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise MalformedBody(f"The body is not valid JSON: {error}") from error
+    except ValueError as error:  # the interpreter reads no integer of thousands of digits, since that takes quadratic time
+        raise MalformedBody("The body holds a number with too many digits.") from error
     if not isinstance(value, dict):
         raise MalformedBody(f"The body must be a JSON object, got {type_name(value)}.")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise MalformedBody(f"The body is not valid JSON: {name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"the number {digits[:32]} is too large")
+        raise MalformedBody(f"The body holds a number that is too large: {digits[:32]}")
     return value
 
 
@@ -61,9 +65,13 @@ def type_name(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """`value` as JSON for a message, cut when long."""
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """`value` as JSON for a message, cut when long: however large or deep it is, no more of it is written than is shown."""
+    text = ""
+    for piece in json.JSONEncoder().iterencode(value):
+        text += piece
+        if len(text) > 80:
+            return f"{text[:77]}..."
+    return text
 
 
 def wrong_type(param: str, expected: str, value: object) -> ParameterError:
@@ -102,7 +110,7 @@ def optional_int(fields: JsonObject, name: str, low: int, high: int) -> int | No
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(name, "an integer", value)
     if not low <= value <= high:
-        raise ParameterError(name, f"{name} must be between {low} and {high}, got {value}")
+        raise ParameterError(name, f"{name} must be between {low} and {high}, got {shown(value)}")
     return value
 
 
