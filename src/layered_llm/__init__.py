@@ -66,12 +66,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from layered_llm.service import library  # noqa: PLC0415 - whoever imports the package may want nothing of the engine
+if not TYPE_CHECKING:  # a type checker would take it as a licence for any name
 
-    return getattr(library, name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from layered_llm.service import library  # noqa: PLC0415 - whoever imports the package may want nothing of the engine
+
+        return getattr(library, name)
 
 
 def __dir__() -> list[str]:

@@ -23,12 +23,12 @@ class Text(str):
     __slots__ = ()
 
 
-def test_a_string_is_a_text():
+def test_a_string_is_a_text() -> None:
     assert Prompt.of_text("") == inputs.to_prompt("")
     assert Prompt.of_text("héllo 🦙") == inputs.to_prompt("héllo 🦙")
 
 
-def test_messages_are_a_conversation_as_mappings_or_as_values():
+def test_messages_are_a_conversation_as_mappings_or_as_values() -> None:
     expected = Prompt.of_chat(
         [ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content="Hi", name="Ada")]
     )
@@ -38,12 +38,12 @@ def test_messages_are_a_conversation_as_mappings_or_as_values():
     assert expected == inputs.to_prompt(expected.chat)
 
 
-def test_an_assistant_may_have_said_nothing():
+def test_an_assistant_may_have_said_nothing() -> None:
     assert Prompt.of_chat([ChatMessage(role="assistant", content=None)]) == inputs.to_prompt([{"role": "assistant"}])
 
 
-def test_whole_numbers_of_any_library_are_token_ids():
-    prompt = inputs.to_prompt([0, Whole(7), (1 << 31) - 1])  # type: ignore[list-item] # as numpy's
+def test_whole_numbers_of_any_library_are_token_ids() -> None:
+    prompt = inputs.to_prompt([0, Whole(7), (1 << 31) - 1])  # type: ignore[arg-type] # as numpy's
     assert prompt.token_ids is not None
     assert [0, 7, (1 << 31) - 1] == list(unpack_i32(prompt.token_ids))
 
@@ -76,8 +76,8 @@ def test_whole_numbers_of_any_library_are_token_ids():
         ("x" * (inputs.MAX_PROMPT_BYTES + 1), "prompt", "at most 33554432 are taken"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused_by_place(prompt: Any, param: str, words: str):
-    with pytest.raises(ParameterError, match=".*") as caught:
+def test_what_cannot_be_submitted_is_refused_by_place(prompt: Any, param: str, words: str) -> None:
+    with pytest.raises(ParameterError, match=r".+") as caught:
         inputs.to_prompt(prompt)
     assert param == caught.value.param
     assert words in caught.value.message
@@ -93,13 +93,13 @@ def test_what_cannot_be_submitted_is_refused_by_place(prompt: Any, param: str, w
         ({"max_tokens": 3}, "params"),
     ],
 )
-def test_parameters_that_could_not_be_encoded_are_refused(params: Any, param: str):
-    with pytest.raises(ParameterError, match=".*") as caught:
+def test_parameters_that_could_not_be_encoded_are_refused(params: Any, param: str) -> None:
+    with pytest.raises(ParameterError, match=r".+") as caught:
         inputs.to_params(params)
     assert param == caught.value.param
 
 
-def test_parameters_leave_in_plain_types():
+def test_parameters_leave_in_plain_types() -> None:
     given = SamplingParams(stop=[Text("END")], stop_token_ids=[3], temperature=0)  # type: ignore[arg-type] # lists are usual
     params = inputs.to_params(given)
     assert SamplingParams(stop=("END",), stop_token_ids=(3,), temperature=0.0) == params
@@ -107,7 +107,7 @@ def test_parameters_leave_in_plain_types():
     assert float is type(params.temperature)
 
 
-def test_parameters_are_for_all_prompts_or_one_for_each():
+def test_parameters_are_for_all_prompts_or_one_for_each() -> None:
     one, two = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
     assert (one, one) == inputs.to_all_params(one, 2)
     assert (one, two) == inputs.to_all_params([one, two], 2)
@@ -115,17 +115,18 @@ def test_parameters_are_for_all_prompts_or_one_for_each():
         inputs.to_all_params([one], 2)
 
 
-def test_a_list_is_one_prompt_or_several():
+def test_a_list_is_one_prompt_or_several() -> None:
     message = {"role": "user", "content": "x"}
     assert ["x"] == inputs.as_prompts("x")
     assert [[message]] == inputs.as_prompts([message])
     assert [[1, 2]] == inputs.as_prompts([1, 2])
-    assert ["x", [message], [1]] == inputs.as_prompts(["x", [message], [1]])
+    several: list[inputs.PromptLike] = ["x", [message], [1]]
+    assert several == inputs.as_prompts(several)
     assert [] == inputs.as_prompts([])
 
 
-def test_only_conversations_are_conversations():
+def test_only_conversations_are_conversations() -> None:
     message = {"role": "user", "content": "x"}
     assert [[message], [message]] == inputs.as_conversations([[message], [message]])
     with pytest.raises(ParameterError, match=r"messages\[0\] must be a conversation"):
-        inputs.as_conversations(["x"])  # type: ignore[list-item] # a text is for generate
+        inputs.as_conversations(["x"])  # type: ignore[arg-type] # a text is for generate

@@ -97,6 +97,11 @@ def to_params(value: SamplingParams | None, param: str = "params") -> SamplingPa
         seed=None if value.seed is None else int(value.seed),
         temperature=float(value.temperature),
         top_p=float(value.top_p),
+        min_p=float(value.min_p),
+        repetition_penalty=float(value.repetition_penalty),
+        presence_penalty=float(value.presence_penalty),
+        frequency_penalty=float(value.frequency_penalty),
+        logit_bias=tuple((int(token), float(bias)) for token, bias in value.logit_bias),
         stop=tuple(_text(text, "stop") for text in value.stop),
         stop_token_ids=tuple(int(token) for token in value.stop_token_ids),
     )
