@@ -136,6 +136,7 @@ class Supervisor:
         except CheckpointError as error:
             sys.stderr.write(f"{error}\n")
             self._send(self._supervision.start_failed(str(error)))
+            self._engine_is_over.set()
             return
         while self._supervision.phase not in (EnginePhase.FAILED, EnginePhase.STOPPING):
             await self._run_generation(checkpoint)
