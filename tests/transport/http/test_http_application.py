@@ -139,6 +139,7 @@ async def test_a_browser_may_ask_first() -> None:
     assert exchange.headers["access-control-allow-origin"] == "*"
     assert "POST" in exchange.headers["access-control-allow-methods"]
     assert exchange.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-os"
+    assert not {"content-length", "content-type"} & exchange.headers.keys()
 
 
 async def test_the_request_id_of_the_client_is_echoed() -> None:

@@ -89,7 +89,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
     async def begin() -> Response | None:
         asked = request.headers.get(REQUEST_ID_HEADER, "")
         g.request_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else context.new_hex_id()
-        return Response("", status=HTTPStatus.NO_CONTENT) if request.method == "OPTIONS" else None
+        return _no_content() if request.method == "OPTIONS" else None
 
     @app.after_request
     async def finish(response: Response) -> Response:
@@ -102,6 +102,14 @@ def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
             response.headers["Access-Control-Allow-Headers"] = asked
             response.headers["Access-Control-Max-Age"] = "86400"
         return response
+
+
+def _no_content() -> Response:
+    response = Response("", status=HTTPStatus.NO_CONTENT)
+    # A 204 must not have a length, RFC 9110, section 8.6.
+    response.headers.remove("Content-Length")
+    response.headers.remove("Content-Type")
+    return response
 
 
 async def _on_http_exception(error: HTTPException) -> Response | HTTPException:
