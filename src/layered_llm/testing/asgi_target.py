@@ -42,19 +42,10 @@ def http_exchange(path: str, body: Mapping[str, Any], *, status: int = HTTPStatu
     A response that is not cut must have this status and end once: one `[DONE]`, and one finish_reason for each choice.
     """
     switch = _Switch()
-    app: Any = build_application(  # ASGI's messages are dicts, hypercorn types them
-        engine=switch,
-        settings=_SETTINGS,
-        drain=Drain(2.0),
-        wall_clock=lambda: 0.0,
-        new_hex_id=lambda: "0" * 32,
-        draw_seed=lambda: 0,
-    )
 
     async def exchange(engine: Engine, disconnect: trio.Event) -> None:
-        switch.engine = engine
         client = _Client(json.dumps(body).encode(), disconnect, send_s)
-        await app(_scope(path), client.receive, client.send)
+        await switch.application_on(engine)(_scope(path), client.receive, client.send)
         if not disconnect.is_set():
             _check(client, status)
 
@@ -66,6 +57,20 @@ class _Switch:
     """The engine of the present run, so that the application, which keeps nothing of an exchange, is built once."""
 
     engine: Engine | None = None
+    _application: Any = None
+
+    def application_on(self, engine: Engine) -> Any:
+        """The application, working with this engine from now on; untyped, as ASGI's messages are dicts here."""
+        self.engine = engine
+        self._application = self._application or build_application(
+            engine=self,
+            settings=_SETTINGS,
+            drain=Drain(2.0),
+            wall_clock=lambda: 0.0,
+            new_hex_id=lambda: "0" * 32,
+            draw_seed=lambda: 0,
+        )
+        return self._application
 
     def status(self) -> EngineStatus:
         return self._present.status()

@@ -24,7 +24,7 @@ def byte_text_files() -> TextFiles:
     """Token b is byte b, and 256 is END."""
     return TextFiles(
         tokenizer=Tokenizer.from_json(json.dumps(_tokenizer_spec())),
-        template=ChatTemplate(_TEMPLATE, variables={}, clock=lambda: dt.datetime(2025, 1, 1, tzinfo=dt.timezone.utc)),
+        template=ChatTemplate(_TEMPLATE, variables={}, clock=lambda: dt.datetime(2025, 1, 1, tzinfo=dt.UTC)),
         eos_ids=frozenset({END_ID}),
     )
 

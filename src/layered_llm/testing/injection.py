@@ -51,14 +51,25 @@ class Watched:
     """How the faults come about that happen around the task."""
 
 
+@enum.unique
+class StepsOf(enum.Enum):
+    """Whose steps are counted."""
+
+    TARGET = "target"
+    """Those of the target's task and of every task under it: all points at which the target can be interrupted."""
+    ENGINE = "engine"
+    """Those of every task while the target runs: all states of the engine that an interruption of the target can meet."""
+
+
 @attrs.define(eq=False)
 class StepInjector(trio.abc.Instrument):
-    """Counts the steps of a target, and injects one fault behind a given one."""
+    """Counts the steps of a target and of everything, and injects one fault behind a given one."""
 
     fault: Fault | None = None
     behind_step: int = 0
     """1 is the first step; a fault behind a step that never comes is not injected."""
-    steps: int = 0
+    steps_of: StepsOf = StepsOf.TARGET
+    counts: dict[StepsOf, int] = attrs.field(factory=lambda: dict.fromkeys(StepsOf, 0))
     was_injected: bool = False
     _watched: Watched | None = None
 
@@ -72,12 +83,16 @@ class StepInjector(trio.abc.Instrument):
 
     def after_task_step(self, task: Task) -> None:
         """Called by trio."""
-        if self._watched is None or not _is_under(task, self._watched.task):
+        if self._watched is None:
             return
-        self.steps += 1
-        if self.steps == self.behind_step and self.fault is not None:
+        is_targets = _is_under(task, self._watched.task)
+        self.counts[StepsOf.ENGINE] += 1
+        self.counts[StepsOf.TARGET] += is_targets
+        if not is_targets and self.steps_of is StepsOf.TARGET:
+            return
+        if self.counts[self.steps_of] == self.behind_step and self.fault is not None:
             self.was_injected = True
-            _inject(self.fault, task, self._watched)
+            _inject(self.fault, task if is_targets else self._watched.task, self._watched)
 
 
 def _is_under(task: Task | None, root: Task) -> bool:

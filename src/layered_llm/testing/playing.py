@@ -16,7 +16,6 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
 from layered_llm.service.engine_client import EngineClient
@@ -26,7 +25,6 @@ from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine
 from layered_llm.testing.observed_engine import Asked, ObservedEngine, Tokens, emissions_owed, emissions_waiting
 from layered_llm.testing.wire_audit import WireAudit
-from layered_llm.transport.http.debug_state import is_quiescent
 from layered_llm.transport.http.engine_port import Engine, EngineLost
 
 REST_S: Final = 60.0
@@ -199,11 +197,11 @@ class Play:
         dead_aborts = 0
         if process is not None and self.injector.fault is Fault.DEATH and self.injector.was_injected:
             dead_aborts = self._audit.aborts_taken_from(process.client.api)
-        self.broken.extend(broken_promises(await rest(engine.client), dead_aborts))
+        self.broken.extend(await _unrest(engine.client, dead_aborts))
         if self.broken:
             return
         self.probe = await _probe(engine.client, self.target)
-        self.broken.extend(broken_promises(await rest(engine.client), dead_aborts))
+        self.broken.extend(await _unrest(engine.client, dead_aborts))
 
     def _wrong_outputs(self) -> Iterator[str]:
         if self.expected.probe is not None and not self._engine_left_early and self.probe != self.expected.probe:
@@ -227,13 +225,14 @@ _EXPECTED_ERRORS: Final[Mapping[Fault | None, type[Exception]]] = MappingProxyTy
 )
 
 
-async def rest(client: EngineClient) -> EngineState:
-    """The state as soon as it is quiescent, or when the time for that is over."""
+async def _unrest(client: EngineClient, aborts_of_the_dead: int) -> tuple[str, ...]:
+    """What still keeps the engine from rest when the time for that is over: nothing, as soon as nothing does."""
     over_s, look_s = trio.current_time() + REST_S, _FIRST_LOOK_S
     while True:
-        state = await client.state()
-        if is_quiescent(state) or trio.current_time() > over_s:
-            return state
+        # A request and its abort may both be on their way when nobody holds anything: only the counters tell.
+        broken = broken_promises(await client.state(), aborts_of_the_dead)
+        if not broken or trio.current_time() > over_s:
+            return broken
         await trio.sleep(look_s)
         look_s *= 2
 

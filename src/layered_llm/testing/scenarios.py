@@ -20,16 +20,17 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.runtime.scripts import EchoScript
 from layered_llm.testing.asgi_target import MODEL, http_exchange
 from layered_llm.testing.byte_text import END, byte_text_files
+from layered_llm.testing.cancel_everywhere import CLIENT_FAULTS, LIBRARY_FAULTS
 from layered_llm.testing.injection import Fault
 from layered_llm.testing.inline_engine import InlineEngineOptions, hash_script
 from layered_llm.testing.playing import PromiseBroken, Scenario, Target, TargetScenario
 from layered_llm.transport.http.engine_port import Engine, EngineStream
 
-LIBRARY_FAULTS: Final = (Fault.CANCEL, Fault.DEADLINE, Fault.ERROR)
-CLIENT_FAULTS: Final = (Fault.CANCEL, Fault.DISCONNECT)
 SHORT: Final = "hello there"
 CHUNKED: Final = "a prompt of forty tokens is cut in chunks"
 LONG: Final = "far more than is tokenized between two streams " * 100
+BEGUN_S: Final = 0.02
+"""Longer than any message is on its way, shorter than any scenario."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 
@@ -87,11 +88,6 @@ async def _stop_reading(engine: Engine, _disconnect: trio.Event) -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def _after_a_while(scenario: Scenario, engine: Engine) -> None:
-    await trio.sleep(0.02)
-    await scenario(engine)
-
-
 def _chat(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": SHORT}], **fields}
 
@@ -125,7 +121,7 @@ def _crowded(options: InlineEngineOptions) -> Iterator[Target]:
     full = attrs.evolve(options, max_running_requests=1)
     small = attrs.evolve(options, pages=12, chunked_prefill_size=8)
     others = tuple(beside(f"{SHORT} {place}", max_tokens=6) for place in range(3))
-    yield Target(name="queued", run=library(max_tokens=2), beside=(beside(max_tokens=12),), options=full)
+    yield Target(name="queued", run=_later(library(max_tokens=2)), beside=(beside(max_tokens=12),), options=full)
     yield Target(name="few-pages", run=library(max_tokens=12), beside=others, options=small)
     yield Target(name="few-pages-overlapping", run=library(n=2), beside=others, options=_overlapping(small))
     yield Target(name="shared-prompt", run=_read_in_tasks, beside=(beside(CHUNKED, max_tokens=8),), options=options)
@@ -137,22 +133,19 @@ def _refused(options: InlineEngineOptions) -> Iterator[Target]:
     reason = RejectReason.CONTEXT_LENGTH_EXCEEDED
     late = partial(library, refused=RejectReason.QUEUE_FULL)
     yield Target(name="context-too-long", run=library(CHUNKED * 4, refused=reason), options=options)
-    yield Target(
-        name="queue-full", run=_when_full(late()), beside=(beside(max_tokens=12), beside(max_tokens=12)), options=queue
-    )
+    yield Target(name="queue-full", run=_later(late()), beside=(beside(max_tokens=12), beside(max_tokens=12)), options=queue)
     outbox = attrs.evolve(options, max_open_requests=1)
-    yield Target(name="process-full", run=_when_full(late()), beside=(beside(max_tokens=12),), options=outbox)
+    yield Target(name="process-full", run=_later(late()), beside=(beside(max_tokens=12),), options=outbox)
 
 
-def _when_full(run: TargetScenario) -> TargetScenario:
+def _later(run: TargetScenario) -> TargetScenario:
+    """The target, when what runs beside it has begun."""
+
     async def later(engine: Engine, disconnect: trio.Event) -> None:
-        await _after_a_while(partial(_run_with, run, disconnect), engine)
+        await trio.sleep(BEGUN_S)
+        await run(engine, disconnect)
 
     return later
-
-
-async def _run_with(run: TargetScenario, disconnect: trio.Event, engine: Engine) -> None:
-    await run(engine, disconnect)
 
 
 def _http(options: InlineEngineOptions) -> Iterator[Target]:

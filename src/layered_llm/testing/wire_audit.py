@@ -95,7 +95,7 @@ class WireAudit:
         """To be called when these requests have been read to their end."""
         for request in requests:
             story = self._stories[request]
-            if (1, 0) != (story.ends, story.aborts):
+            if (story.ends, story.aborts) != (1, 0):
                 self._break(f"C1: request {request} has {story.ends} ends and {story.aborts} aborts")
 
     def _count_sent(self, request: RequestId) -> None:
