@@ -6,6 +6,7 @@ Must not know: routes.
 from collections.abc import Callable
 
 import attrs
+import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.transport.http import api_error
@@ -28,6 +29,8 @@ class HttpContext:
     """A new random id for each request that brings none."""
     draw_seed: Callable[[], int]
     """A fresh 63-bit seed for each request that names none."""
+    large_parses: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+    """Large bodies are parsed one after the other: several would share one interpreter lock, and so only take more memory."""
 
     def unavailable(self) -> ApiError | None:
         """Why no request can be taken now, if so."""
