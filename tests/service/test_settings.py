@@ -83,3 +83,13 @@ def test_engine_processes_get_settings_from_their_file_alone(monkeypatch: pytest
     environment = child_environment()
 
     assert ("kept", None) == (environment.get("OTHER"), environment.get("LAYERED_LLM_PORT"))
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_engine_processes_sleep_while_they_wait_unless_told_otherwise(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    assert expected == child_environment()["OMP_WAIT_POLICY"]
