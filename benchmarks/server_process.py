@@ -31,6 +31,7 @@ class ReadyServer:
 @contextlib.contextmanager
 def local_server() -> Iterator[ReadyServer]:
     """Starts `python -m layered_llm` with this process's environment, and ends it. Exits with its output when it fails."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends a measurement early wants the server gone too
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as directory:
