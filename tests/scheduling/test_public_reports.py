@@ -5,7 +5,7 @@ import pytest
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.verdicts import RejectReason
-from support.scheduling_device import Script
+from support.scheduling_device import Script, counting_script
 from support.scheduling_rig import Rig, admit, limits, policy
 
 END = 77
@@ -109,6 +109,43 @@ def test_a18_results_and_aborts_for_ended_requests_are_counted_and_harm_nobody()
     assert 9 == len(rig.outputs[2, 0])
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_d1_no_live_page_table_names_a_freed_page(in_flight: int) -> None:
+    """The device compares each cell that a row reads with the row's own history, the rig its tables with the scheduler's."""
+    rig = Rig(limits=limits(pages=24, page_size=1), policy=policy(in_flight=in_flight))
+    for request in (1, 2):
+        rig.admit(admit(request, prompt_ids=range(10), tokens=2))
+
+    rig.run()
+
+    assert 10 + 2 == rig.scheduler.statistics().pages_cached
+
+
+def test_d1_same_and_different_prompts_at_once() -> None:
+    rig = Rig(limits=limits(pages=48), policy=policy(in_flight=2))
+    for request in range(16):
+        own = [] if request % 2 else [100 + request]
+        rig.admit(admit(request, prompt_ids=[*own, *range(10)], tokens=12))
+
+    rig.run()
+
+    assert {(FinishReason.LENGTH, 12)} == set(rig.ended.values())
+
+
+def test_d2_a_prefix_that_runs_survives_a_full_pool() -> None:
+    rig = Rig(limits=limits(pages=8, page_size=4))
+    rig.admit(admit(1, prompt_ids=range(8), tokens=1))
+    rig.run()
+    rig.admit(admit(2, prompt_ids=range(9), tokens=7))
+    rig.step()
+    rig.admit(admit(3, prompt=12, tokens=4))
+
+    rig.run()
+
+    assert 8 == rig.cached[2, 0]
+    assert {FinishReason.LENGTH} == {reason for reason, _ in rig.ended.values()}
+
+
 def test_d5_admission_counts_in_pages_as_the_allocator_does() -> None:
     rig = Rig(limits=limits(pages=3, page_size=16))
     rig.admit(admit(1, prompt=17, tokens=1))
@@ -153,6 +190,20 @@ def test_d10_prompts_around_the_length_of_a_page(page_size: int) -> None:
     assert {FinishReason.LENGTH} == {reason for reason, _ in rig.ended.values()}
 
 
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_d9_no_page_is_counted_twice_after_any_prefix_came_again(page_size: int) -> None:
+    rig = Rig(limits=limits(pages=128 // page_size, page_size=page_size))
+    for request in range(24):
+        rig.admit(admit(request, prompt_ids=[*range(request % 7 * 5), 100 + request % 3], tokens=1 + request % 5))
+        rig.step()
+
+    rig.run()
+
+    figures = rig.scheduler.statistics()
+    assert figures.pages_cached == rig.scheduler.flush_cache()
+    assert 128 // page_size == rig.scheduler.statistics().pages_free
+
+
 def test_d12_short_prompts_pass_one_of_64_chunks() -> None:
     budget = 32
     rig = Rig(limits=limits(pages=1024, page_size=4), policy=policy(budget=budget))
@@ -194,6 +245,18 @@ def test_d12_running_streams_get_a_token_with_every_chunk() -> None:
         assert expected == len(rig.outputs[1, 0])
 
 
+@pytest.mark.parametrize("others", [0, 7])
+def test_d14_an_output_does_not_depend_on_the_others(others: int) -> None:
+    rig = Rig(limits=limits(pages=24), policy=policy(budget=9))
+    for request in range(1, 1 + others):
+        rig.admit(admit(request, prompt_ids=range(request), tokens=10))
+    rig.admit(admit(0, prompt_ids=range(12), tokens=10))
+
+    rig.run()
+
+    assert [counting_script(0, 0, position) for position in range(10)] == rig.outputs[0, 0]
+
+
 def test_d15_a_slot_that_a_step_in_flight_reads_is_not_used_again() -> None:
     rig = Rig(limits=limits(slots=1), policy=policy(in_flight=2))
     rig.admit(admit(1, tokens=20))
@@ -224,3 +287,29 @@ def test_d17_whoever_waits_with_an_empty_pool_is_started(page_size: int) -> None
         if figures.waiting_choices and not rig.scheduler.statistics().running_choices:
             assert 0 == rig.scheduler.statistics().pages_used
     rig.run()
+
+
+def test_d18_only_the_shortfall_is_evicted() -> None:
+    rig = Rig(limits=limits(pages=16, page_size=4))
+    rig.admit(admit(1, prompt=48, tokens=1))
+    rig.run()
+    assert (4, 12) == (rig.scheduler.statistics().pages_free, rig.scheduler.statistics().pages_cached)
+
+    rig.admit(admit(2, prompt=24, tokens=1))
+    rig.run()
+
+    assert 2 == rig.scheduler.statistics().pages_evicted
+
+
+def test_d19_d20_a_split_prefix_is_released_whole() -> None:
+    rig = Rig()
+    rig.admit(admit(1, prompt_ids=range(32), tokens=20))
+    rig.step()
+    rig.admit(admit(2, prompt_ids=[*range(12), 99, 99], tokens=20))
+    rig.step()
+    rig.abort(1)
+    rig.abort(2)
+
+    rig.run()
+
+    assert rig.scheduler.statistics().pages_cached == rig.scheduler.flush_cache()

@@ -116,7 +116,7 @@ class RunningChoices:
         """Empty when nothing is to be run; its retired slots are to be sent, its preempted choices to be queued even then."""
         planned = PlannedStep(step)
         work = self._work_with_pages(planned)
-        if work:
+        if work or self._retired:
             self._plan_replacements(planned)
         decoding = [sequence for sequence, _ in work if sequence.phase is Phase.DECODING]
         planned.decode_rows = len(decoding)
@@ -232,7 +232,7 @@ class RunningChoices:
         yield from self._decoding.values()
 
     def _plan_replacements(self, planned: PlannedStep) -> None:
-        """Before the rows, which may take the duplicates' pages. A step without rows gives none away."""
+        """Comes before the rows, since these may take the duplicates' pages."""
         for slot, replacements in self._replaced.items():
             for offset, pages in replacements:
                 planned.set_pages(slot, offset, pages)
