@@ -8,7 +8,7 @@ types, and no prompt is longer than a message may be. Whatever cannot is a Param
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -27,7 +27,6 @@ _MESSAGE_BYTES: Final = 64
 """More than the frame around one turn needs."""
 _TOKEN_BYTES: Final = 4
 _KEYS: Final = ("role", "content", "name")
-_FLAGS: Final = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
 def to_prompt(value: PromptLike, param: str = "prompt") -> Prompt:
@@ -82,29 +81,32 @@ def to_params(value: SamplingParams | None, param: str = "params") -> SamplingPa
         return SamplingParams()
     if not isinstance(value, SamplingParams):
         raise ParameterError(param, f"{param} must be SamplingParams, got {_shown(value)}")
-    for name in _FLAGS:
-        if type(getattr(value, name)) is not bool:
-            raise ParameterError(name, f"{name} must be True or False, got {_shown(getattr(value, name))}")
-    for name in ("stop", "stop_token_ids"):
-        if not isinstance(getattr(value, name), list | tuple):
-            raise ParameterError(name, f"{name} must be a tuple or a list, got {_shown(getattr(value, name))}")
-    return attrs.evolve(
-        value,
-        max_tokens=None if value.max_tokens is None else int(value.max_tokens),
-        min_tokens=int(value.min_tokens),
-        n=int(value.n),
-        top_k=int(value.top_k),
-        seed=None if value.seed is None else int(value.seed),
-        temperature=float(value.temperature),
-        top_p=float(value.top_p),
-        min_p=float(value.min_p),
-        repetition_penalty=float(value.repetition_penalty),
-        presence_penalty=float(value.presence_penalty),
-        frequency_penalty=float(value.frequency_penalty),
-        logit_bias=tuple((int(token), float(bias)) for token, bias in value.logit_bias),
-        stop=tuple(_text(text, "stop") for text in value.stop),
-        stop_token_ids=tuple(int(token) for token in value.stop_token_ids),
-    )
+    fields = attrs.fields(SamplingParams)
+    return attrs.evolve(value, **{field.name: _plain(field, getattr(value, field.name)) for field in fields})
+
+
+def _plain(field: "attrs.Attribute[Any]", value: object) -> Any:
+    """What the codec can encode, of the kind that the field's default has."""
+    if isinstance(field.default, bool) and type(value) is not bool:
+        raise ParameterError(field.name, f"{field.name} must be True or False, got {_shown(value)}")
+    if isinstance(field.default, tuple) and not isinstance(value, list | tuple):
+        raise ParameterError(field.name, f"{field.name} must be a tuple or a list, got {_shown(value)}")
+    plain = _plain_value(value, field.name)
+    return float(plain) if isinstance(field.default, float) else plain
+
+
+def _plain_value(value: object, param: str) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case list() | tuple():
+            return tuple(_plain_value(item, param) for item in value)
+        case _:
+            return _text(value, param)
 
 
 def to_all_params(value: SamplingParams | Sequence[SamplingParams] | None, count: int) -> tuple[SamplingParams, ...]:
