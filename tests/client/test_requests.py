@@ -24,10 +24,18 @@ def test_server_urls_as_people_write_them(url: str, root: str) -> None:
     assert root == ApiServer.at(url).root
 
 
-@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "unix:///run/x.sock"])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://h", "http://", "unix:///run/x.sock", "http://h:port", "http://h:99999", "http:h", "http://h\0"]
+)
 def test_no_http_url(url: str) -> None:
     with pytest.raises(ValueError, match="not an HTTP URL"):
         ApiServer.at(url)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines", "a key"])
+def test_no_key_that_a_header_can_carry(key: str) -> None:
+    with pytest.raises(ValueError, match="API key"):
+        ApiServer.at("http://h", key)
 
 
 def test_chat_request() -> None:

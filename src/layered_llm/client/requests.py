@@ -6,13 +6,14 @@ Must not know: httpx, streams, what an answer looks like.
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import attrs
 
 ChatMessages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
+_API_KEY: Final = re.compile(r"[\x21-\x7e]*")
 _VERSION_SEGMENT: Final = re.compile(r"v\d")
 _ENDPOINTS: Final = ("/chat/completions", "/completions", "/models")
 
@@ -39,8 +40,10 @@ class ApiServer:
     def at(cls, url: str, api_key: str | None = None) -> "ApiServer":
         """The server meant by `url`, as people write it: with or without a scheme, `/v1`, an endpoint or a slash at the end.
 
-        Raises ValueError for what is no HTTP URL.
+        Raises ValueError for what is no HTTP URL, and for a key that no HTTP header can carry.
         """
+        if api_key is not None and not _API_KEY.fullmatch(api_key):
+            raise ValueError("an API key has visible ASCII characters only")
         return cls(root=_api_root(url), api_key=api_key)
 
     def models(self) -> ApiRequest:
@@ -66,11 +69,18 @@ class ApiServer:
 
 def _api_root(text: str) -> str:
     url = urlsplit(text if "://" in text else f"http://{text}")
-    if url.scheme not in {"http", "https"} or not url.hostname:
-        raise ValueError(f"not an HTTP URL: {text}")
+    if url.scheme not in {"http", "https"} or not url.hostname or not _has_port_or_none(url) or not text.isprintable():
+        raise ValueError(f"not an HTTP URL: {text!r}")
     path = url.path.rstrip("/")
     for endpoint in _ENDPOINTS:
         path = path.removesuffix(endpoint)
     if not any(_VERSION_SEGMENT.match(segment) for segment in path.split("/")):
         path += "/v1"
     return urlunsplit((url.scheme, url.netloc, path, "", ""))
+
+
+def _has_port_or_none(url: SplitResult) -> bool:
+    try:
+        return url.port != 0
+    except ValueError:  # no number, or none of a port
+        return False
