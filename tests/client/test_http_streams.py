@@ -123,6 +123,14 @@ def test_status_error_carries_what_the_server_said(read: Read) -> None:
 
 
 @every_shell
+def test_redirection_is_a_status_and_no_stream(read: Read) -> None:
+    seen = read(lambda _request: httpx.Response(307, headers={"location": "https://h/"}))
+
+    assert isinstance(seen.error, ApiStatusError)
+    assert 307 == seen.error.status
+
+
+@every_shell
 def test_answer_that_is_no_stream(read: Read) -> None:
     seen = read(lambda _request: httpx.Response(200, json={"choices": []}))
 

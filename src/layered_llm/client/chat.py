@@ -131,7 +131,7 @@ class AsyncChatClient:
 
 
 def _model_ids(response: httpx.Response) -> tuple[str, ...]:
-    if response.is_error:
+    if not response.is_success:
         raise status_error(response, response.content)
     match _json(response):
         case {"data": [*models]}:

@@ -28,7 +28,7 @@ class ConnectFailed(ClientError):  # noqa: N818 - states what happened
 
 
 class ApiStatusError(ClientError):
-    """The server answered with an HTTP status of 400 or above, before any token."""
+    """The server answered with an HTTP status other than 2xx, before any token; a redirection is not followed."""
 
     def __init__(
         self, status: int, error: ApiError, *, retry_after_s: float | None = None, request_id: str | None = None

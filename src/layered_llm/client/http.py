@@ -126,7 +126,7 @@ def open_stream(http: httpx.Client, request: ApiRequest, timeouts: StreamTimeout
         response = http.send(message, stream=True)
     try:
         with _translated(core, has_answer=False):
-            if response.is_error:
+            if not response.is_success:
                 raise status_error(response, response.read())
         _check_is_stream(response)
         core.waited(monotonic() - began_s)
@@ -147,7 +147,7 @@ async def aopen_stream(
         response = await http.send(message, stream=True)
     try:
         with _translated(core, has_answer=False), anyio.fail_after(core.budget_s):
-            if response.is_error:
+            if not response.is_success:
                 raise status_error(response, await response.aread())
         _check_is_stream(response)
         core.waited(anyio.current_time() - began_s)
@@ -170,7 +170,7 @@ async def _unwind(body: AsyncIterator[bytes]) -> None:
 
 
 def status_error(response: httpx.Response, body: bytes) -> ApiStatusError:
-    """The error that a response of status 400 or above, with this body, stands for."""
+    """The error that a response other than 2xx, with this body, stands for."""
     return ApiStatusError(
         response.status_code,
         read_error_body(body),
