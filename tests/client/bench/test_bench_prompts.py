@@ -53,6 +53,21 @@ def test_file_without_prompts(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+def test_line_ends_of_unicode_are_no_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"one\u2028prompt\x85"\r\n"another"\n', encoding="utf-8", newline="")
+
+    assert (TextPrompt("one\u2028prompt\x85"), TextPrompt("another")) == read_prompts(path)
+
+
+def test_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"ok\n\xff")
+
+    with pytest.raises(PromptFileError, match="not UTF-8: invalid byte at offset 3"):
+        read_prompts(path)
+
+
 def test_prompts_of_a_file_come_round() -> None:
     a, b = TextPrompt("a"), TextPrompt("b")
 

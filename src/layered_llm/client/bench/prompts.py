@@ -48,7 +48,7 @@ class WordRange:
 
 
 class PromptFileError(ValueError):
-    """A prompt file that cannot be used; says which line."""
+    """A prompt file that cannot be used; says where it is wrong."""
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
@@ -57,7 +57,10 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     A line of a `.jsonl` file is a string, `{"prompt": "…"}` or `{"messages": […]}`; other files hold plain text. Raises
     PromptFileError, and OSError when the file cannot be read.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too, which JSON strings may hold
+    except UnicodeDecodeError as error:
+        raise PromptFileError(f"{path}: not UTF-8: invalid byte at offset {error.start}") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise PromptFileError(f"{path}: no prompts")
