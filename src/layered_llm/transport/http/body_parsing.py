@@ -2,8 +2,8 @@
 
 Must not know: JSON names, what a request is.
 
-A body of half a million messages takes seconds to parse. In a thread it takes turns with the event loop, which only the JSON
-decoder itself, a small part of the time, does not let in between.
+A body of half a million messages takes seconds to parse. In a thread it takes turns with the event loop, but for the JSON
+decoder, which lets nobody in between: a fifth of the time for messages and numbers, most of it for millions of empty lists.
 """
 
 from collections.abc import Callable
