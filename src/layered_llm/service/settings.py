@@ -42,12 +42,6 @@ class Settings:
         group="model",
         aliases=("--model-path",),
     )
-    served_model_name: tuple[str, ...] = _setting(
-        "name that requests may ask for, several allowed (default: the last part of the model's path)",
-        default=(),
-        group="model",
-    )
-    any_model_name: bool = _setting("accept whatever model name a request has", default=False, group="model")
     dtype: str = _setting(
         "precision of the weights; auto: the checkpoint's own (on the CPU activations and sums are always float32)",
         default="auto",
@@ -67,6 +61,12 @@ class Settings:
 
     host: str = _setting("address to listen on", default="127.0.0.1", group="http")
     port: int = _setting("port to listen on, 0 for any free one", default=8000, group="http", high=65535)
+    served_model_name: tuple[str, ...] = _setting(
+        "name that requests may ask for, several allowed (default: the last part of the model's path)",
+        default=(),
+        group="http",
+    )
+    any_model_name: bool = _setting("accept whatever model name a request has", default=False, group="http")
     heartbeat_interval_s: float = _setting(
         "silence in a stream after which a comment line is sent", default=15.0, group="http", low=0.01
     )
