@@ -1,15 +1,19 @@
+import math
+
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import (
+    pack_f32,
     pack_i8,
     pack_i32,
     pack_i64,
     packed,
     rows,
     same_rows,
+    unpack_f32,
     unpack_i8,
     unpack_i32,
     unpack_i64,
@@ -21,6 +25,15 @@ def test_columns_give_back_what_was_packed(small: list[int], large: list[int], t
     assert small == list(unpack_i32(pack_i32(small)))
     assert large == list(unpack_i64(pack_i64(large)))
     assert tiny == list(unpack_i8(pack_i8(tiny)))
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_a_column_of_floats_gives_back_what_was_packed(values: list[float]) -> None:
+    assert values == list(unpack_f32(pack_f32(values)))
+
+
+def test_a_float_beyond_the_range_is_infinite() -> None:
+    assert [math.inf, -math.inf] == list(unpack_f32(pack_f32([1e300, -1e300])))
 
 
 def test_a_value_that_does_not_fit_is_refused() -> None:

@@ -27,6 +27,26 @@ from layered_llm.domain.sampling import SamplingParams
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 1001.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {2**31: 0.0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {"1": 0.0}),
+        ("logit_bias", ((1, 0.0), (1, 1.0))),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0)),
+        ("logit_bias", 5),
+        ("logit_bias", (5,)),
         ("seed", 2**63),
         ("stop", ("",)),
         ("stop", ("x",) * 65),
@@ -41,6 +61,10 @@ def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
 
     assert field == caught.value.param
     assert field.split("_", maxsplit=1)[0] in caught.value.message
+
+
+def test_biases_are_taken_as_a_mapping_too() -> None:
+    assert SamplingParams(logit_bias=((3, 1.0), (4, -100))) == SamplingParams(logit_bias={3: 1.0, 4: -100.0})
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:

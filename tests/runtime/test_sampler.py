@@ -4,7 +4,8 @@ import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.sampler import SampleRow, sample_tokens
+from layered_llm.runtime.sample_row import SampleRow
+from layered_llm.runtime.sampler import sample_tokens
 from support.runtime_driver import greedy, sampling
 
 

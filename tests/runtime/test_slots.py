@@ -5,7 +5,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
 from layered_llm.runtime.slots import SlotTable
-from support.runtime_driver import make_step, open_slot
+from support.runtime_driver import make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=8, page_size_tokens=4, slots=3, context_tokens=16, vocabulary_size=100)
 
@@ -20,6 +20,25 @@ def test_a_slot_keeps_prompt_and_output_apart() -> None:
     table = SlotTable(LIMITS)
     table.apply(make_step(opened=[open_slot(2, [1, 2, 3], [7, 8])]))
     assert [[1, 2, 3], [7, 8]] == [table.prompt_ids(2).tolist(), table.output_ids(2).tolist()]
+
+
+def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
+    table = SlotTable(LIMITS)
+    params = sampling(repetition_penalty=1.2)
+    table.apply(make_step(opened=[open_slot(0, [1, 2], [4], params=params), open_slot(1, [1])]))
+    table.append_all(np.array([1, 0]), np.array([8, 9], np.int32))
+    seen = table.seen_tokens(0)
+    assert seen is not None
+    assert [1, 2, 4, 9] == seen.ids.tolist()
+    assert table.seen_tokens(1) is None
+    table.apply(make_step(retired=[0], opened=[]))
+    table.apply(make_step(opened=[open_slot(0, [1])]))
+    assert table.seen_tokens(0) is None
+
+
+def test_a_bias_outside_the_vocabulary_is_our_own_fault() -> None:
+    with pytest.raises(InvariantViolated, match="outside the vocabulary"):
+        SlotTable(LIMITS).apply(make_step(opened=[open_slot(0, [1], params=sampling(biases={100: 1.0}))]))
 
 
 def test_a_sampled_token_joins_the_output() -> None:

@@ -1,11 +1,13 @@
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.runtime.device import DeviceError
@@ -13,7 +15,7 @@ from layered_llm.runtime.layers import CausalLm
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
-from support.runtime_driver import Driver, generate, make_step, open_slot, sampling
+from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -218,3 +220,48 @@ def test_limits_say_what_was_opened(checkpoint: Any) -> None:
 def test_the_default_pool_holds_four_contexts(checkpoint: Any) -> None:
     limits = open_cpu(checkpoint("llama")[0], num_pages=None, context_override=100, page_size_tokens=16).limits
     assert (28, 100) == (limits.pages, limits.context_tokens)
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.6},
+    "all": {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+}
+
+
+def reference_penalized(model: Any, prompt: list[int], output_tokens: int, penalties: dict[str, Any]) -> list[int]:
+    """Greedy with transformers' processor and OpenAI's formula."""
+    repetition = RepetitionPenaltyLogitsProcessor(penalties.get("repetition_penalty", 1.0))
+    output: list[int] = []
+    for _ in range(output_tokens):
+        scores = repetition(torch.tensor([prompt + output]), reference_logits(model, prompt + output)[-1:].clone())[0]
+        for token, count in Counter(output).items():
+            scores[token] -= penalties.get("frequency_penalty", 0.0) * count + penalties.get("presence_penalty", 0.0)
+        output.append(int(scores.argmax()))
+    return output
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_penalized_greedy_tokens_equal_the_references(penalties: str, checkpoint: Any) -> None:
+    directory, model = checkpoint("llama")
+    prompts = prompts_of(20, 7)
+    params = [sampling(temperature=0.0, **PENALTIES[penalties]), greedy()]
+    outputs = generate(open_cpu(directory), prompts, output_tokens=40, params=params, chunk_tokens=9)
+    assert reference_penalized(model, prompts[0], 40, PENALTIES[penalties]) == outputs[0]
+    assert reference_greedy(model, prompts[0], 40) != outputs[0]
+    assert reference_greedy(model, prompts[1], 40) == outputs[1]
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_a_penalized_choice_survives_preemption(penalties: str, checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    (prompt,) = prompts_of(9)
+    params = sampling(seed=2, temperature=0.8, min_p=0.01, biases={7: 3.0}, **PENALTIES[penalties])
+    (whole,) = generate(open_cpu(directory), [prompt], output_tokens=30, params=[params])
+    device = open_cpu(directory)
+    driver = Driver(device, 100)
+    driver.add(open_slot(0, prompt, params=params), output_tokens=11)
+    begun = driver.run()[0]
+    driver.add(open_slot(0, prompt, begun, params=params), output_tokens=19)
+    assert whole == begun + driver.run()[0]

@@ -1,10 +1,11 @@
 """Drives a Device by hand-made steps, with the simplest page allocation that works."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from layered_llm.domain.columns import pack_i8, pack_i32, unpack_i32
+from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
@@ -23,8 +24,20 @@ def sampling(
     seed: int = 0,
     min_tokens: int = 0,
     end_ids: tuple[int, ...] = (),
+    biases: Mapping[int, float] | None = None,
+    **others: Any,
 ) -> TokenSampling:
-    return TokenSampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, min_tokens=min_tokens, end_ids=end_ids)
+    return TokenSampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        min_tokens=min_tokens,
+        end_ids=end_ids,
+        biased_ids=pack_i32(biases or ()),
+        biases=pack_f32((biases or {}).values()),
+        **others,
+    )
 
 
 def open_slot(

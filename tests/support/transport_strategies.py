@@ -31,10 +31,16 @@ def columns(draw: st.DrawFn, /, rows: int | None = None, **codes: str) -> dict[s
 
 
 def column(code: str, *, rows: int | None = None, min_rows: int = 0) -> st.SearchStrategy[bytes]:
-    half = 1 << (_BITS[code] - 1)
     low, high = (min_rows, _MAX_ROWS) if rows is None else (rows, rows)
-    values = st.lists(st.integers(-half, half - 1), min_size=low, max_size=high)
+    values = st.lists(_item(code), min_size=low, max_size=high)
     return values.map(lambda numbers: array(code, numbers).tobytes())
+
+
+def _item(code: str) -> st.SearchStrategy[int] | st.SearchStrategy[float]:
+    if code == "f":
+        return st.floats(width=32)
+    half = 1 << (_BITS[code] - 1)
+    return st.integers(-half, half - 1)
 
 
 prompts = st.one_of(
@@ -57,6 +63,11 @@ sampling_params = st.builds(
     temperature=st.floats(0, 2),
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=counts,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 1000, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
     stop_token_ids=st.lists(counts, max_size=3).map(tuple),
@@ -64,14 +75,20 @@ sampling_params = st.builds(
     include_stop_str_in_output=st.booleans(),
     skip_special_tokens=st.booleans(),
 )
+biases = st.integers(0, _MAX_ROWS).flatmap(lambda rows: columns(rows, biased_ids="i", biases="f"))
 token_sampling = st.builds(
-    text_scheduler.TokenSampling,
+    lambda biases, **fields: text_scheduler.TokenSampling(**biases, **fields),
+    biases,
     temperature=st.floats(0, 2),
     top_p=st.floats(0, 1),
     top_k=counts,
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     min_tokens=counts,
     end_ids=st.lists(counts, max_size=3).map(tuple),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 1000, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
 )
 engine_limits = st.builds(EngineLimits, context_tokens=counts, vocabulary_size=counts)
 runtime_limits = st.builds(

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import unpack_f32, unpack_i32
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
@@ -162,6 +162,19 @@ def test_a_stop_token_id_out_of_vocabulary_is_rejected() -> None:
     message = "stop_token_ids holds 1000, which is out of the vocabulary of 1000 tokens."
     expected = (RejectReason.INVALID_PARAMETER, "stop_token_ids", message)
     assert expected == rejected(Prompt.of_token_ids([1]), stop_token_ids=(4, 1000))
+
+
+def test_a_biased_id_out_of_vocabulary_is_rejected() -> None:
+    message = "logit_bias holds 1000, which is out of the vocabulary of 1000 tokens."
+    expected = (RejectReason.INVALID_PARAMETER, "logit_bias", message)
+    assert expected == rejected(Prompt.of_token_ids([1]), logit_bias={4: 1.0, 1000: 0.0})
+
+
+def test_penalties_and_biases_are_passed_on() -> None:
+    params = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.4}
+    sampling = prepared(Prompt.of_token_ids([1]), logit_bias={4: 1.5, 2: -100.0}, **params).admit.sampling
+    assert params == {name: getattr(sampling, name) for name in params}
+    assert ([4, 2], [1.5, -100.0]) == (list(unpack_i32(sampling.biased_ids)), list(unpack_f32(sampling.biases)))
 
 
 def test_sampling_is_passed_on() -> None:

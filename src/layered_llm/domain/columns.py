@@ -1,4 +1,4 @@
-"""Packed columns: arrays of fixed-size integers as `bytes`, the only bulk payload of messages.
+"""Packed columns: arrays of fixed-size numbers as `bytes`, the only bulk payload of messages.
 
 Must not know: which message a column belongs to, numpy, the codec.
 
@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import attrs
 
-_ITEM_BYTES: Final = {"b": 1, "i": 4, "q": 8}
+_ITEM_BYTES: Final = {"b": 1, "i": 4, "q": 8, "f": 4}
 
 Validator = Callable[[Any, "attrs.Attribute[bytes]", bytes], None]
 
 
 def packed(code: str) -> Validator:
-    """An attrs validator: the field is `bytes` holding whole items of array type `code` ("b", "i" or "q")."""
+    """An attrs validator: the field is `bytes` holding whole items of array type `code` ("b", "i", "q" or "f")."""
     size = _ITEM_BYTES[code]
 
     def check(_instance: Any, attribute: "attrs.Attribute[bytes]", value: bytes) -> None:
@@ -55,6 +55,11 @@ def pack_i64(values: Iterable[int]) -> bytes:
     return array("q", values).tobytes()
 
 
+def pack_f32(values: Iterable[float]) -> bytes:
+    """Column of 32-bit floating point numbers; a number beyond their range becomes infinite."""
+    return array("f", values).tobytes()
+
+
 def unpack_i8(column: bytes) -> "array[int]":
     return _unpack("b", column)
 
@@ -65,6 +70,12 @@ def unpack_i32(column: bytes) -> "array[int]":
 
 def unpack_i64(column: bytes) -> "array[int]":
     return _unpack("q", column)
+
+
+def unpack_f32(column: bytes) -> "array[float]":
+    values = array("f")
+    values.frombytes(column)
+    return values
 
 
 def _unpack(code: str, column: bytes) -> "array[int]":

@@ -3,7 +3,8 @@
 Must not know: JSON names, defaults of an endpoint, tokenizers.
 """
 
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -14,10 +15,23 @@ MAX_STOP_STRINGS: Final = 64
 MAX_STOP_STRING_CHARS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_TEMPERATURE: Final = 2.0
+MAX_PENALTY: Final = 2.0
+MAX_REPETITION_PENALTY: Final = 1000.0
+MAX_BIAS: Final = 100.0
+MAX_BIASED_TOKENS: Final = 1024
 SEED_LIMIT: Final = 1 << 63
 TOKENS_LIMIT: Final = 1 << 31
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
+
+LogitBias: TypeAlias = Mapping[int, float] | Iterable[tuple[int, float]]
+
+
+def _pairs(biases: LogitBias) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((token, bias) for token, bias in (biases.items() if isinstance(biases, Mapping) else biases))
+    except (TypeError, ValueError):
+        raise ParameterError("logit_bias", "logit_bias must be a mapping of token ids to numbers") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +50,16 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest token's probability are not sampled; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 1, logits of tokens in the prompt or the output so far are divided by it, or multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens in the output so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output so far, once for each time that they came."""
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
+    """(token id, what is added to its logit), each id once; a mapping is taken too."""
     seed: int | None = None
     """None: whoever opens the request draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = ()
@@ -52,6 +76,9 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise ParameterError("top_p", "top_p must be greater than 0 and at most 1, got 0")
         _check_int("top_k", self.top_k, 0, TOKENS_LIMIT - 1)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_penalties(self)
+        _check_biases(self.logit_bias)
         if self.seed is not None:
             _check_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         _check_stops(self)
@@ -70,6 +97,24 @@ def _check_lengths(params: SamplingParams) -> None:
         raise ParameterError(
             "min_tokens", f"min_tokens must be at most max_tokens={params.max_tokens}, got {params.min_tokens}"
         )
+
+
+def _check_penalties(params: SamplingParams) -> None:
+    _check_float("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+    _check_float("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+    _check_float("repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+    if params.repetition_penalty == 0.0:
+        raise ParameterError("repetition_penalty", "repetition_penalty must be greater than 0, got 0")
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise ParameterError("logit_bias", f"logit_bias names {len(biases)} tokens, at most {MAX_BIASED_TOKENS} are allowed")
+    for token, bias in biases:
+        _check_int("logit_bias", token, 0, TOKENS_LIMIT - 1)
+        _check_float("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+    if len({token for token, _ in biases}) < len(biases):
+        raise ParameterError("logit_bias", "logit_bias names a token twice")
 
 
 def _check_stops(params: SamplingParams) -> None:

@@ -1,41 +1,28 @@
-"""From logits to one token for each row: minimum length, temperature, top-k, top-p, and one random number.
+"""From logits to one token for each row: adjustments, temperature, min-p, top-k, top-p, and one random number.
 
 Must not know: slots, steps, models.
 
-The order is vLLM's: temperature, then top-k, then top-p. A token is drawn by inverting the cumulative distribution in the
-order of the ids, at one uniform number that depends on seed, choice index and output position alone. Tokens whose logits
-equal the last one that top-k or top-p keeps are kept too: the cut is a threshold, and never depends on how a sort breaks ties.
+The order is vLLM's: biases and penalties, temperature, then min-p, then top-k, then top-p. A token is drawn by inverting the
+cumulative distribution in the order of the ids, at one uniform number that depends on seed, choice index and output position
+alone. Tokens whose logits equal the last one that top-k or top-p keeps are kept too: the cut is a threshold, and never depends
+on how a sort breaks ties.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import attrs
 import numpy as np
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.domain.sampling import GREEDY_TEMPERATURE
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.logit_adjustments import adjust_logits
 from layered_llm.runtime.philox import uniforms
+from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.slots import Int32s
 
 _NUCLEUS_CANDIDATES: Final = 1024
 """Top-p looks among so many of the likeliest tokens first: sorting a whole vocabulary costs ten times as much."""
-
-
-@attrs.frozen(kw_only=True)
-class SampleRow:
-    """What one row of logits is sampled with."""
-
-    sampling: TokenSampling
-    choice: int
-    output_position: int
-    """Tokens that the choice has sampled so far."""
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.sampling.temperature < GREEDY_TEMPERATURE
 
 
 def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32s:
@@ -43,7 +30,7 @@ def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32s:
 
     Raises DeviceError where a row has no finite maximum.
     """
-    _mask_end_ids(logits, rows)
+    adjust_logits(logits, rows)
     best, token_ids = logits.max(dim=-1)
     if not best.isfinite().all():
         raise DeviceError("the model computed logits that are not finite")
@@ -54,18 +41,12 @@ def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32s:
     return token_ids.numpy().astype(np.int32)
 
 
-def _mask_end_ids(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    for index, row in enumerate(rows):
-        if row.output_position < row.sampling.min_tokens:
-            ids = [token for token in row.sampling.end_ids if token < logits.shape[1]]
-            logits[index, ids] = -torch.inf
-
-
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """int64 [rows]. Weights are relative to each row's likeliest token, in fp64, so that no sum depends on its order much."""
     temperatures = torch.tensor([row.sampling.temperature for row in rows], dtype=torch.float64)
     weights = ((logits.double() - best[:, None]) / temperatures[:, None]).exp_()
     vocabulary = logits.shape[1]
+    _cut_rows(weights, rows, lambda row: row.sampling.min_p > 0.0, _min_p_thresholds)
     _cut_rows(weights, rows, lambda row: 0 < row.sampling.top_k < vocabulary, _top_k_thresholds)
     _cut_rows(weights, rows, lambda row: row.sampling.top_p < 1.0, _top_p_thresholds)
     numbers = uniforms([row.sampling.seed for row in rows], [row.choice for row in rows], [row.output_position for row in rows])
@@ -84,6 +65,11 @@ def _cut_rows(
         part = weights[chosen]
         limits = thresholds(part, [rows[index].sampling for index in chosen])
         weights[chosen] = part.masked_fill_(part < limits[:, None], 0.0)
+
+
+def _min_p_thresholds(_weights: torch.Tensor, sampling: list[TokenSampling]) -> torch.Tensor:
+    """Minh et al., Turning up the heat: min-p sampling, ICLR 2025. The likeliest token of each row has the weight 1."""
+    return torch.tensor([params.min_p for params in sampling], dtype=torch.float64)
 
 
 def _top_k_thresholds(weights: torch.Tensor, sampling: list[TokenSampling]) -> torch.Tensor:

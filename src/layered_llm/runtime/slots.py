@@ -17,6 +17,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.seen_tokens import SeenTokens, seen_tokens
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -63,6 +64,7 @@ class SlotTable:
         self._start_limits: Int64s = np.zeros(limits.slots, np.int64)
         self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
         self._choices: dict[int, tuple[int, TokenSampling]] = {}
+        self._seen: dict[int, SeenTokens] = {}
 
     @property
     def open_count(self) -> int:
@@ -91,6 +93,10 @@ class SlotTable:
             raise InvariantViolated("a token is appended beyond the context")
         self._tokens[slots, known] = token_ids
         self._known_tokens[slots] = known + 1
+        if self._seen:
+            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+                if (seen := self._seen.get(slot)) is not None:
+                    seen.add(token)
 
     def flatten(self, rows: StepRows) -> FlatTokens:
         """The tokens that `rows` compute, with their positions and cells."""
@@ -130,9 +136,14 @@ class SlotTable:
     def sampling(self, slot: int) -> TokenSampling:
         return self._choices[slot][1]
 
+    def seen_tokens(self, slot: int) -> SeenTokens | None:
+        """The slot's tokens so far, counted; None where no penalty needs it."""
+        return self._seen.get(slot)
+
     def _retire(self, slot: int) -> None:
         if self._choices.pop(slot, None) is None:
             raise InvariantViolated(f"slot {slot} is retired but not open")
+        self._seen.pop(slot, None)
         self._is_open[slot] = False
 
     def _open(self, opening: OpenSlot) -> None:
@@ -145,6 +156,7 @@ class SlotTable:
             raise InvariantViolated(f"slot {slot} is opened with {prompt.size} prompt and {output.size} output tokens")
         self._check_vocabulary(slot, prompt)
         self._check_vocabulary(slot, output)
+        self._check_vocabulary(slot, _column(opening.sampling.biased_ids))
         self._tokens[slot, : prompt.size] = prompt
         self._tokens[slot, prompt.size : known] = output
         self._is_open[slot] = True
@@ -155,6 +167,8 @@ class SlotTable:
         self._page_counts[slot] = 0
         self._pages[slot] = 0
         self._choices[slot] = (opening.choice, opening.sampling)
+        if (seen := seen_tokens(opening.sampling, prompt, output)) is not None:
+            self._seen[slot] = seen
 
     def _check_vocabulary(self, slot: int, token_ids: Int32s) -> None:
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < self._limits.vocabulary_size):

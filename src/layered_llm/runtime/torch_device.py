@@ -15,7 +15,8 @@ from layered_llm.runtime.attention import plan_attention
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.layers import CausalLm
-from layered_llm.runtime.sampler import SampleRow, sample_tokens
+from layered_llm.runtime.sample_row import SampleRow
+from layered_llm.runtime.sampler import sample_tokens
 from layered_llm.runtime.slots import Int32s, Int64s, SlotTable, StepRows
 
 _NO_TOKENS: Final = b""
@@ -67,6 +68,7 @@ class TorchDevice:
                 sampling=self._slots.sampling(slot),
                 choice=self._slots.choice(slot),
                 output_position=self._slots.output_tokens(slot),
+                seen=self._slots.seen_tokens(slot),
             )
             for slot in slots.tolist()
         ]

@@ -6,11 +6,12 @@ Invariant: `Preparation.run` reads only what never changes, so that it may run i
 """
 
 from array import array
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import pack_i32, rows, unpack_i32
+from layered_llm.domain.columns import pack_f32, pack_i32, rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -126,10 +127,17 @@ class Preparation:
                 return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, self._prompt_param)
         if len(tokens) >= self._limits.context_tokens:
             return self._too_long(str(len(tokens)))
-        for token in self._message.params.stop_token_ids:
+        params = self._message.params
+        return self._judge_ids("stop_token_ids", params.stop_token_ids) or self._judge_ids(
+            "logit_bias", [token for token, _ in params.logit_bias]
+        )
+
+    def _judge_ids(self, param: str, token_ids: Iterable[int]) -> Rejected | None:
+        size = self._limits.vocabulary_size
+        for token in token_ids:
             if token >= size:
-                message = f"stop_token_ids holds {token}, which is out of the vocabulary of {size} tokens."
-                return self._reject(RejectReason.INVALID_PARAMETER, message, "stop_token_ids")
+                message = f"{param} holds {token}, which is out of the vocabulary of {size} tokens."
+                return self._reject(RejectReason.INVALID_PARAMETER, message, param)
         return None
 
     def _prepared(self, prompt_ids: bytes, prompt_tokens: int) -> Prepared:
@@ -174,6 +182,12 @@ def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozens
         seed=params.seed,
         min_tokens=min_tokens,
         end_ids=tuple(sorted(end_ids)),
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        biased_ids=pack_i32(token for token, _ in params.logit_bias),
+        biases=pack_f32(bias for _, bias in params.logit_bias),
     )
 
 

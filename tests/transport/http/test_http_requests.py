@@ -60,6 +60,10 @@ def test_every_supported_field_reaches_the_sampling_parameters() -> None:
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 7,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 2,
         "seed": -5,
         "stop": ["a", "b"],
         "stop_token_ids": [1, 2],
@@ -162,6 +166,23 @@ def test_unknown_fields_and_harmless_metadata_are_ignored() -> None:
         ("top_p", -1),
         ("top_k", -2),
         ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("min_p", False),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", "1"),
+        ("presence_penalty", -2.5),
+        ("frequency_penalty", 2.5),
+        ("logit_bias", []),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {"99999999999999999999": 1}),
+        ("logit_bias", {"2147483648": 1}),
+        ("logit_bias", {"1": "5"}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": None}),
+        ("logit_bias", {"1": 5, "01": 6}),
         ("n", 0),
         ("n", -1),
         ("n", 10**9),
@@ -208,6 +229,10 @@ def test_fewer_tokens_allowed_than_demanded_is_refused_with_both_numbers() -> No
     assert "5" in error.message
 
 
+def test_biases_beyond_the_range_count_as_its_limits() -> None:
+    assert chat(logit_bias={"5": -1000, "7": 100.5, "9": 1}).params.logit_bias == ((5, -100), (7, 100), (9, 1))
+
+
 NEUTRAL = [
     ("tools", []),
     ("tool_choice", "none"),
@@ -239,12 +264,6 @@ UNSUPPORTED = [
     ("functions", [{}]),
     ("response_format", {"type": "json_object"}),
     ("top_logprobs", 3),
-    ("logit_bias", {"5": -100}),
-    ("presence_penalty", 0.1),
-    ("frequency_penalty", -0.1),
-    ("repetition_penalty", 1.1),
-    ("min_p", 0.1),
-    ("min_p", False),
     ("echo", True),
     ("echo", 0),
     ("suffix", "x"),

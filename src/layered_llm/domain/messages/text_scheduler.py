@@ -28,6 +28,16 @@ class TokenSampling:
     """While fewer tokens than this are sampled, every id of `end_ids` is masked."""
     end_ids: tuple[int, ...]
     """eos ids (none under ignore_eos) and stop token ids: sampling one of them ends the choice."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    biased_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Tokens of the vocabulary, each at most once, to whose logits `biases` are added."""
+    biases: bytes = attrs.field(default=b"", validator=packed("f"))
+
+    def __attrs_post_init__(self) -> None:
+        same_rows(biased_ids=("i", self.biased_ids), biases=("f", self.biases))
 
 
 @attrs.frozen(kw_only=True)

@@ -13,7 +13,7 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.sampling import MAX_CHOICES, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
+from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.messages import parse_messages
@@ -28,12 +28,14 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 """What `/v1/completions` generates when the body names no limit, as OpenAI has it."""
 RANDOM_SEED: Final = -1
 """The seed by which clients of vLLM and llama.cpp say that they want none."""
+_MOST_DIGITS: Final = 10
+"""Of a token id, which is a signed 32-bit integer."""
 
 _KNOWN: Final = frozenset(
     {
-        "ignore_eos", "include_stop_str_in_output", "max_completion_tokens", "max_tokens", "messages", "min_tokens", "model",
-        "n", "prompt", "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "temperature",
-        "top_k", "top_p",
+        "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "max_completion_tokens", "max_tokens",
+        "messages", "min_p", "min_tokens", "model", "n", "presence_penalty", "prompt", "repetition_penalty", "seed",
+        "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "temperature", "top_k", "top_p",
     }
 )  # fmt: skip
 
@@ -153,6 +155,11 @@ def _params(fields: read.JsonObject, default_max_tokens: int | None) -> Sampling
         "temperature": read.optional_number(fields, "temperature"),
         "top_p": read.optional_number(fields, "top_p"),
         "top_k": 0 if top_k == -1 else top_k,
+        "min_p": read.optional_number(fields, "min_p"),
+        "repetition_penalty": read.optional_number(fields, "repetition_penalty"),
+        "presence_penalty": read.optional_number(fields, "presence_penalty"),
+        "frequency_penalty": read.optional_number(fields, "frequency_penalty"),
+        "logit_bias": _logit_bias(read.optional_object(fields, "logit_bias")),
         "seed": None if seed == RANDOM_SEED else seed,
         "stop": _stop(fields.get("stop")),
         "stop_token_ids": _stop_token_ids(fields.get("stop_token_ids")),
@@ -187,6 +194,21 @@ def _stop_token_ids(value: object) -> tuple[int, ...] | None:
     if isinstance(value, list):
         return read.token_ids("stop_token_ids", value, TOKENS_LIMIT)
     raise read.wrong_type("stop_token_ids", "a list of token ids", value)
+
+
+def _logit_bias(value: read.JsonObject | None) -> tuple[tuple[int, float], ...] | None:
+    """Biases beyond the range count as its limits, as in vLLM."""
+    if value is None:
+        return None
+    biases: list[tuple[int, float]] = []
+    for key, item in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS):
+            raise ParameterError("logit_bias", f"the keys of logit_bias must be token ids, got {read.shown(key)}")
+        bias = read.optional_number({"logit_bias": item}, "logit_bias")
+        if bias is None:
+            raise read.wrong_type("logit_bias", "an object of numbers", item)
+        biases.append((int(key), min(max(bias, -MAX_BIAS), MAX_BIAS)))
+    return tuple(biases)
 
 
 def _delivery(fields: read.JsonObject) -> dict[str, Any]:

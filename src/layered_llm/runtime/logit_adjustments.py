@@ -1,0 +1,53 @@
+"""What a request changes in the model's logits: biases, penalties, the mask of end ids before the minimum length.
+
+Must not know: how a token is drawn, slots.
+
+The repetition penalty is Keskar et al., CTRL, 2019, over prompt and output; presence and frequency penalties are OpenAI's,
+over the output alone. All rows with penalties share a handful of operations over the tokens that they have seen; a row
+without any costs nothing. Masks come last, so that nothing lifts a masked token.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.sample_row import SampleRow
+from layered_llm.runtime.seen_tokens import SeenTokens
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    """Changes `logits` (fp32 [rows, vocabulary]) in place. What was finite stays so, but for masked tokens."""
+    for index, row in enumerate(rows):
+        if row.sampling.biased_ids:
+            ids = torch.from_numpy(np.frombuffer(row.sampling.biased_ids, np.int32).astype(np.int64))
+            logits[index].index_add_(0, ids, torch.from_numpy(np.frombuffer(row.sampling.biases, np.float32).copy()))
+    penalized = [(index, row.sampling, row.seen) for index, row in enumerate(rows) if row.seen is not None]
+    if penalized:
+        _penalize(logits, penalized)
+    for index, row in enumerate(rows):
+        if row.output_position < row.sampling.min_tokens:
+            ids_to_mask = [token for token in row.sampling.end_ids if token < logits.shape[1]]
+            logits[index, ids_to_mask] = -torch.inf
+
+
+def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, TokenSampling, SeenTokens]]) -> None:
+    """In fp64, since a penalty may be any number above 0, and the quotient too large for fp32."""
+    sizes = [seen.ids.size for _, _, seen in rows]
+
+    def per_token(value_of: Callable[[TokenSampling], float]) -> torch.Tensor:
+        return torch.from_numpy(np.repeat([value_of(sampling) for _, sampling, _ in rows], sizes))
+
+    places = torch.from_numpy(np.repeat([index for index, _, _ in rows], sizes))
+    ids = torch.from_numpy(np.concatenate([seen.ids for _, _, seen in rows]))
+    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in rows]))
+    repetition = per_token(lambda sampling: sampling.repetition_penalty)
+    scores = logits[places, ids].double()
+    scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+    scores -= per_token(lambda sampling: sampling.frequency_penalty) * counts
+    scores -= per_token(lambda sampling: sampling.presence_penalty) * (counts > 0)
+    logits[places, ids] = scores.clamp_(-_LARGEST, _LARGEST).float()
