@@ -85,22 +85,26 @@ def test_streams_get_the_drain_timeout_to_end_by_themselves(model: Path) -> None
         assert 0 == server.process.wait(STOP_S)
 
 
-def test_a_draining_server_refuses_connections(model: Path) -> None:
+def test_a_draining_server_takes_no_request_and_says_so_while_open_streams_go_on(model: Path) -> None:
     with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=20)) as server, raw_client(server.port) as client:
         open_stream(client)
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.health() == 0, STOP_S)
+        eventually(lambda: server.health() == 503)
+        health, refused = server.get("/health"), server.post("/v1/completions", {"prompt": "ab"})
         client.read_until(b'"text"', count=client.received.count(b'"text"') + 3)
         client.leave("FIN")
 
+        assert "stopping" == health.json()["phase"]
+        assert (503, "shutting_down") == (refused.status_code, refused.json()["error"]["code"])
         assert 0 == server.process.wait(STOP_S)
+        assert 0 == server.health()
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(model: Path) -> None:
     with python_server(scripted(model, scripted_step_ms=10, drain_timeout_s=60)) as server, raw_client(server.port) as client:
         open_stream(client)
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.health() == 0)
+        eventually(lambda: server.health() == 503)
         code = server.stop(signal.SIGTERM, STOP_S)
 
         assert -signal.SIGTERM == code

@@ -67,13 +67,13 @@ class _Outcome:
 
 
 async def _until_over(api: Api, outcome: _Outcome, sockets: Sequence[socket.socket]) -> None:
-    """Returns when the server is to stop, and from then on refuses connections."""
+    """Returns when the server is to stop; when it has drained, nobody listens any more."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_failed, api, outcome, nursery.cancel_scope)
         await wait_for_stop_signal()
         nursery.cancel_scope.cancel(reason="told to stop by a signal")
     for sock in sockets:
-        sock.close()  # the kernel would let clients connect, and wait, as long as one duplicate of the socket listens
+        sock.close()  # the server drains on duplicates, and clients must not wait at ours when those are closed
 
 
 async def _cancel_when_failed(api: Api, outcome: _Outcome, waiting: trio.CancelScope) -> None:
