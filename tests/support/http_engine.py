@@ -84,15 +84,14 @@ class FakeStream:
     async def verdict(self) -> Accepted | Rejected:
         while self._verdict is None:
             await self._changed.wait()
-        await trio.lowlevel.checkpoint()
         if isinstance(self._verdict, Exception):
             raise self._verdict
         return self._verdict
 
     async def receive(self) -> tuple[StreamEvent, ...]:
+        await trio.lowlevel.checkpoint()
         while not self._events:
             await self._changed.wait()
-        await trio.lowlevel.checkpoint()
         taken: list[StreamEvent] = []
         while self._events:
             event = self._events.popleft()
@@ -111,6 +110,8 @@ class FakeStream:
         if not self.is_over:
             self.is_over = True
             self.aborts.append(reason)
+            # As the engine client does it: whoever waits for a request that was left is woken, and told that nothing comes.
+            self.lose()
 
     def _decide(self, verdict: Accepted | Rejected) -> None:
         self._verdict = verdict

@@ -46,6 +46,19 @@ async def test_a_client_that_leaves_aborts_each_of_its_requests_once(
     assert not call.exchange.is_complete
 
 
+@pytest.mark.parametrize("script", [silent, accepting])
+async def test_a_client_that_leaves_is_not_told_that_the_engine_died(script: Callable[[FakeStream], None]) -> None:
+    engine = FakeEngine(script)
+    call = Call(application(engine))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", CHAT, json.dumps({"messages": MESSAGES}).encode())
+        await engine.wait_opened()
+        await trio.testing.wait_all_tasks_blocked()
+        call.gone.set()
+
+    assert call.exchange.status == 0
+
+
 @pytest.mark.parametrize("stall_at", [1, 2])
 async def test_a_client_that_leaves_while_something_is_sent_aborts_its_request(stall_at: int) -> None:
     # The first send is the headers: the response generator is not even started then.

@@ -68,11 +68,12 @@ class OwningConnection(TrioASGIHTTPConnection):
             request.body.append(message.get("body", b""))
             if not message.get("more_body", False):
                 request.body.set_complete()
-        owner.close()
         if sent.is_final:
             nursery.cancel_scope.deadline = trio.current_time() + FINISH_GRACE_S
         else:
+            # Before the owner is closed, which wakes the handler: it would answer that its request was lost.
             nursery.cancel_scope.cancel()
+        owner.close()
 
     async def _respond(
         self, nursery: trio.Nursery, owner: contextlib.ExitStack, request: Request, sent: "_SentMessages"
