@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from layered_llm.service.checkpoint import resolve
 from layered_llm.service.gguf_conversion import convert_gguf
+from layered_llm.service.hub import fetch
 from layered_llm.service.settings import Settings, cache_directory
 
 HELP = """\
@@ -83,7 +84,7 @@ def cases() -> tuple[Case, ...]:
 
 def main() -> int:
     arguments = parse()
-    directory = arguments.model or resolve(None, cache_directory(Settings()), convert_gguf).directory
+    directory = arguments.model or resolve(None, cache_directory(Settings()), convert_gguf, fetch).directory
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=arguments.attention

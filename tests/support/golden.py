@@ -11,6 +11,7 @@ import tokenizers
 
 from layered_llm.service.checkpoint import resolve
 from layered_llm.service.gguf_conversion import convert_gguf
+from layered_llm.service.hub import fetch
 from layered_llm.service.settings import Settings, cache_directory
 
 _REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
@@ -46,7 +47,7 @@ def golden(name: str) -> Golden:
 @functools.cache
 def default_checkpoint() -> Path:
     """The directory of the default model, made where it is not there yet."""
-    return resolve(None, cache_directory(Settings()), convert_gguf).directory
+    return resolve(None, cache_directory(Settings()), convert_gguf, fetch).directory
 
 
 @functools.cache

