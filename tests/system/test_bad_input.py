@@ -111,9 +111,11 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream": True, "stream_options": 1}),
     ("include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
     ("model", {"model": 5}),
-    ("logit_bias", {"logit_bias": {"5": 1}}),
+    ("logit_bias", {"logit_bias": "5"}),
     ("response_format", {"response_format": {"type": "json_object"}}),
-    ("presence_penalty", {"presence_penalty": 1}),
+    ("presence_penalty", {"presence_penalty": 5}),
+    ("frequency_penalty", {"frequency_penalty": "a"}),
+    ("modalities", {"modalities": ["audio"]}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("best_of", {"best_of": 5}),
 ]
