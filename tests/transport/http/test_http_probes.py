@@ -134,7 +134,7 @@ async def test_a_histogram_is_one_family_with_its_buckets_in_order() -> None:
 
 
 async def test_each_family_is_introduced_once_however_many_labels_it_has() -> None:
-    name = "layered_llm_requests_finished_total"
+    name = "layered_llm_choices_finished_total"
     samples = tuple((f'{name}{{finished_reason="{reason}"}}', 1.0) for reason in ("stop", "length"))
 
     lines = await metrics_lines(state(report(Role.API, samples=(*samples, ("layered_llm_new_things_total", 1.0)))))

@@ -43,19 +43,29 @@ _GAUGES: Final[Mapping[str, tuple[str, str]]] = {
 
 _KNOWN: Final[Mapping[str, _Family]] = {
     "aborts_emitted_total": _Family("counter", "Aborts that API processes sent: requests whose scope was left early."),
-    "aborts_handled_total": _Family("counter", "Aborts that ended a request in the scheduler."),
+    "aborts_handled_total": _Family("counter", "Aborts that ended a request, in a text worker or in the scheduler."),
     "aborts_late_total": _Family("counter", "Aborts that found their request already ended."),
     "requests_accepted_total": _Family("counter", "Requests that were queued."),
     "requests_rejected_total": _Family("counter", "Requests that were refused."),
-    "requests_finished_total": _Family("counter", "Choices that ended, by finish reason."),
+    "requests_refused_total": _Family("counter", "Requests that the scheduler refused, by reason."),
+    "requests_ended_total": _Family("counter", "Accepted requests that the engine ended, whatever their finish reasons."),
+    "requests_failed_total": _Family("counter", "Requests that ended with an error of the engine."),
+    "requests_lost_total": _Family("counter", "Requests whose engine process died."),
+    "choices_finished_total": _Family("counter", "Choices that ended, by finish reason."),
+    "late_rows_total": _Family("counter", "Rows of output that came for a request that was over."),
     "prompt_tokens_total": _Family("counter", "Prompt tokens of accepted requests."),
-    "generation_tokens_total": _Family("counter", "Sampled tokens."),
+    "prompt_tokens_computed_total": _Family("counter", "Prompt tokens that were computed in steps."),
+    "generation_tokens_total": _Family("counter", "Output tokens of choices that ended, as their usage counts them."),
+    "generation_tokens_computed_total": _Family("counter", "Output tokens that were computed in steps as their input."),
+    "surplus_tokens_total": _Family("counter", "Sampled tokens that were dropped, since their choice had ended."),
+    "stop_strings_matched_total": _Family("counter", "Choices that a stop string ended."),
+    "stops_handled_total": _Family("counter", "Stop strings that ended a choice in the scheduler."),
+    "stops_late_total": _Family("counter", "Stop strings that found their choice already ended."),
     "prefix_cache_hit_tokens_total": _Family("counter", "Prompt tokens whose keys and values were in the prefix index."),
     "preemptions_total": _Family("counter", "Running choices that were put back to be computed again."),
     "steps_total": _Family("counter", "Steps that the runtime executed."),
     "time_to_first_token_seconds": _Family("histogram", "From the submit of a request to its first token."),
     "inter_token_latency_seconds": _Family("histogram", "Between two tokens of a choice."),
-    "request_duration_seconds": _Family("histogram", "From the submit of a request to its end."),
 }
 
 
