@@ -196,6 +196,7 @@ def test_greedy_is_temperature_zero(temperature: float) -> None:
         (chat("x" * 100, None, "y" * 100), (), False),
         (chat("x" * 2000, "y" * 2000), (), True),
         (chat(*["hi"] * 100), (), True),
+        (Prompt.of_chat([ChatMessage(role="user", content="hi", name="x" * LONG_WORK_CHARS)]), (), True),
         (Prompt.of_token_ids([1] * 8 * LONG_WORK_CHARS), (), False),
         (Prompt.of_token_ids([1] * 9 * LONG_WORK_CHARS), (), True),
         (Prompt.of_text("x"), ("y" * 1024, "z" * 1024), True),

@@ -71,7 +71,7 @@ class Preparation:
         work = _STOP_CHAR_COST_CHARS * sum(map(len, self._message.params.stop)) + len(prompt.text or "")
         work += rows("i", prompt.token_ids or b"") // _IDS_PER_COST_CHAR
         for message in prompt.chat or ():
-            work += len(message.content or "") + _MESSAGE_COST_CHARS
+            work += len(message.content or "") + len(message.name or "") + _MESSAGE_COST_CHARS
         return work > LONG_WORK_CHARS
 
     def run(self) -> Prepared | Rejected:
