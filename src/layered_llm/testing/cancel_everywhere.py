@@ -71,7 +71,7 @@ class Points:
             only_of, step = self.only
             return [step] if step and only_of is steps_of else []
         every = self.every if steps_of is StepsOf.TARGET else self.engine_every
-        return range(1 + seed % every, count + 1, every) if every else []
+        return range(1 + seed % min(every, count), count + 1, every) if every and count else []
 
 
 EVERYWHERE: Final = Points()

@@ -88,8 +88,9 @@ def table(targets: Sequence[Target], covered: dict[str, Coverage]) -> str:
     """One aligned line for each scenario, and the sum."""
     rows = [(target.name, covered[target.name]) for target in targets]
     rows.append(("all", sum(covered.values(), _NOTHING)))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{'scenario':<{width}}  {'points':>7}  {'runs':>7}  {'failures':>8}\n"]
+    title = "scenario"
+    width = max(len(title), *(len(name) for name, _ in rows))
+    lines = [f"{title:<{width}}  {'points':>7}  {'runs':>7}  {'failures':>8}\n"]
     for name, coverage in rows:
         lines.append(f"{name:<{width}}  {coverage.points:>7,}  {coverage.runs:>7,}  {len(coverage.failures):>8}\n")
     return "".join(lines)

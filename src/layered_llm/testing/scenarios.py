@@ -30,7 +30,7 @@ SHORT: Final = "hello there"
 CHUNKED: Final = "a prompt of forty tokens is cut in chunks"
 LONG: Final = "far more than is tokenized between two streams " * 100
 BEGUN_S: Final = 0.02
-"""Longer than any message is on its way, shorter than any scenario."""
+"""Longer than any message is on its way, shorter than any output takes."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 
@@ -65,9 +65,14 @@ def library(prompt: str = SHORT, *, refused: RejectReason | None = None, **param
     return run
 
 
-def beside(prompt: str = SHORT, **params: Any) -> Scenario:
+def beside(prompt: str = SHORT, *, after_s: float = 0.0, **params: Any) -> Scenario:
     """A scenario that opens one request and reads it to its end."""
-    return partial(read, prompt=prompt, **params)
+
+    async def run(engine: Engine) -> None:
+        await trio.sleep(after_s)
+        await read(engine, prompt, **params)
+
+    return run
 
 
 async def _read_in_tasks(engine: Engine, _disconnect: trio.Event) -> None:
@@ -133,7 +138,8 @@ def _refused(options: InlineEngineOptions) -> Iterator[Target]:
     reason = RejectReason.CONTEXT_LENGTH_EXCEEDED
     late = partial(library, refused=RejectReason.QUEUE_FULL)
     yield Target(name="context-too-long", run=library(CHUNKED * 4, refused=reason), options=options)
-    yield Target(name="queue-full", run=_later(late()), beside=(beside(max_tokens=12), beside(max_tokens=12)), options=queue)
+    busy = (beside(max_tokens=12), beside(max_tokens=12, after_s=BEGUN_S / 2))
+    yield Target(name="queue-full", run=_later(late()), beside=busy, options=queue)
     outbox = attrs.evolve(options, max_open_requests=1)
     yield Target(name="process-full", run=_later(late()), beside=(beside(max_tokens=12),), options=outbox)
 

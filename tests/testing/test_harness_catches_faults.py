@@ -1,0 +1,204 @@
+"""Builds that break one promise each: the harness must say so, in a single run wherever the fault lies in the run's way."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import trio
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import PageId, StepId
+from layered_llm.domain.messages.api_text import Abort
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.text_scheduler import RequestsFinished
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.scheduling.pools import QuarantinePool
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.open_requests import OpenRequests
+from layered_llm.service.request_stream import RequestStream
+from layered_llm.testing import EngineStream, InlineEngineOptions, Rejected, Target, hash_script
+from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
+from layered_llm.testing.injection import Fault, StepsOf
+from layered_llm.testing.scenarios import beside, library
+from layered_llm.text.core import Outgoing, TextCore
+from layered_llm.transport.outbox import Outbox
+
+OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
+DECODING = 6
+"""A step of the target behind which it waits for its second token."""
+
+
+def run_once(
+    target: Target | None = None, *, fault: Fault = Fault.CANCEL, step: int = DECODING, steps_of: StepsOf = StepsOf.TARGET
+) -> tuple[Failure, ...]:
+    """The failures of one run with a fault."""
+    target = target or Target(name="faulty", run=library(max_tokens=8), options=OPTIONS)
+    return cancel_everywhere(target, seeds=[0], faults=[fault], points=Points(only=(steps_of, step))).failures
+
+
+def broken(failures: Iterable[Failure]) -> str:
+    return "\n".join(map(str, failures))
+
+
+def test_a_right_build_passes() -> None:
+    assert () == run_once()
+
+
+def test_a_lost_abort_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit: Callable[..., None] = Outbox.emit
+
+    def emit_all_but_aborts(self: Outbox[Any], message: object) -> None:
+        if isinstance(message, Abort):
+            self.release()
+        else:
+            emit(self, message)
+
+    monkeypatch.setattr(Outbox, "emit", emit_all_but_aborts)
+
+    assert "C2: 1 submits and aborts are on their way when the scope is left, 2 are owed" in broken(run_once())
+
+
+def test_an_abort_emitted_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit: Callable[..., None] = Outbox.emit
+
+    def emit_aborts_twice(self: Outbox[Any], message: object) -> None:
+        if isinstance(message, Abort):
+            self.reserve()
+            emit(self, message)
+        emit(self, message)
+
+    monkeypatch.setattr(Outbox, "emit", emit_aborts_twice)
+
+    assert "C2: request" in broken(run_once())
+    assert "is aborted 2 times" in broken(run_once())
+
+
+def test_an_abort_by_a_detached_task_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave: Callable[..., None] = EngineClient._leave
+
+    async def leave_later(client: EngineClient, stream: RequestStream, abort: Abort) -> None:
+        await trio.lowlevel.checkpoint()
+        leave(client, stream, abort)
+
+    def leave_in_background(self: EngineClient, stream: RequestStream, abort: Abort | None) -> None:
+        if abort is None:
+            leave(self, stream, abort)
+        else:
+            trio.lowlevel.spawn_system_task(leave_later, self, stream, abort)
+
+    monkeypatch.setattr(EngineClient, "_leave", leave_in_background)
+
+    assert "C2: 1 submits and aborts are on their way when the scope is left, 2 are owed" in broken(run_once())
+
+
+def test_an_abort_after_the_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_always(self: OpenRequests, request: Any, reason: AbortReason) -> Abort:
+        self._records.pop(request, None)
+        return Abort(request=request, reason=reason)
+
+    monkeypatch.setattr(OpenRequests, "close", close_always)
+
+    assert run_once(step=0)
+
+
+def test_a_request_that_outlives_its_scope_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Callable[..., EngineStream | Rejected] = EngineClient.open
+
+    def open_for_nobody(
+        self: EngineClient, _owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams
+    ) -> EngineStream | Rejected:
+        return opened(self, contextlib.ExitStack(), prompt, params)
+
+    monkeypatch.setattr(EngineClient, "open", open_for_nobody)
+
+    assert "are open although the scope that opened them is left" in broken(run_once())
+
+
+def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back: Callable[..., None] = QuarantinePool.give_back
+
+    def give_back_twice(self: QuarantinePool[PageId], ids: Iterable[PageId], last_step: StepId) -> None:
+        given = tuple(ids)
+        give_back(self, given, last_step)
+        give_back(self, given, last_step)
+
+    monkeypatch.setattr(QuarantinePool, "give_back", give_back_twice)
+
+    assert "owned pages are not all pages, each once" in broken(run_once())
+
+
+def test_pages_freed_while_a_step_in_flight_writes_them_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_back_at_once(self: QuarantinePool[PageId], ids: Iterable[PageId], last_step: StepId) -> None:
+        self._free.extend(ids)
+
+    monkeypatch.setattr(QuarantinePool, "give_back", give_back_at_once)
+    few = InlineEngineOptions(script=hash_script(97, 26), steps_in_flight=2, pages=12)
+    target = Target(name="few-pages", run=library(max_tokens=16), beside=(beside(max_tokens=16),), options=few)
+
+    failures = cancel_everywhere(target, seeds=[0], faults=[Fault.CANCEL], points=Points(every=0, engine_every=24)).failures
+
+    assert "which a step in flight writes" in broken(failures)
+
+
+def test_pages_that_are_never_freed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: QuarantinePool[PageId], ids: Iterable[PageId], last_step: StepId) -> None:
+        return
+
+    monkeypatch.setattr(QuarantinePool, "give_back", keep)
+
+    assert "C7" in broken(run_once())
+
+
+def test_an_entry_that_the_text_core_forgets_to_drop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: Callable[..., Outgoing] = TextCore._finished
+
+    def keep(self: TextCore, message: RequestsFinished) -> Outgoing:
+        kept = dict(self._admitted)
+        outgoing = finished(self, message)
+        self._admitted.update(kept)
+        return outgoing
+
+    monkeypatch.setattr(TextCore, "_finished", keep)
+
+    assert "1 entries are left in admitted" in broken(run_once())
+
+
+def test_a_stream_that_the_client_forgets_to_drop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave: Callable[..., None] = EngineClient._leave
+
+    def keep(self: EngineClient, stream: RequestStream, abort: Abort | None) -> None:
+        leave(self, stream, abort)
+        self._streams[stream.request] = stream
+
+    monkeypatch.setattr(EngineClient, "_leave", keep)
+
+    assert "1 entries are left in streams" in broken(run_once())
+
+
+def test_an_abort_that_the_text_core_does_not_pass_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    abort: Callable[..., Outgoing] = TextCore.abort
+
+    def swallow(self: TextCore, message: Abort) -> Outgoing:
+        abort(self, message)
+        return Outgoing()
+
+    monkeypatch.setattr(TextCore, "abort", swallow)
+
+    assert "C3: 1 aborts were emitted, 0 handled, 0 late" in broken(run_once())
+
+
+def test_output_that_depends_on_who_was_aborted_beside_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(name="crowd", run=library(max_tokens=8), beside=(beside(max_tokens=16),), options=OPTIONS)
+    abort: Callable[..., Any] = TextCore.abort
+
+    def spoil(self: TextCore, message: Abort) -> Outgoing:
+        for request in self._admitted.values():
+            for choice in request.choices:
+                choice.text.push(ord("!"))
+        outgoing: Outgoing = abort(self, message)
+        return outgoing
+
+    monkeypatch.setattr(TextCore, "abort", spoil)
+
+    assert run_once(target)
