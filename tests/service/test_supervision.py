@@ -99,6 +99,16 @@ def test_a_ready_generation_that_dies_is_restarted_a_bounded_number_of_times(sup
     assert [EnginePhase.RESTARTING] * MAX_RESTARTS + [EnginePhase.FAILED] == phases
 
 
+def test_while_it_restarts_the_status_keeps_saying_why(supervision: Supervision) -> None:
+    hello(supervision)
+    make_ready(supervision)
+    supervision.generation_died("runtime-0 was killed by SIGKILL", now_s=0.0)
+
+    status = only_status(supervision.generation_started(TEXTS))
+
+    assert (EnginePhase.RESTARTING, "loading the model again: runtime-0 was killed by SIGKILL") == (status.phase, status.detail)
+
+
 def test_restarts_long_ago_do_not_count(supervision: Supervision) -> None:
     for death in range(MAX_RESTARTS + 1):
         make_ready(supervision)

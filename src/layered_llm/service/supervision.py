@@ -99,7 +99,8 @@ class Supervision:
         texts = tuple(peer_name(Role.TEXT, index) for index in range(len(text_addresses)))
         self._engine = (*texts, peer_name(Role.SCHEDULER, 0))
         self._expected, self._texts_to_size = set(self._engine), set(texts)
-        return self._move(self._phase, "loading the model")
+        why = f" again: {self._detail}" if self._phase is EnginePhase.RESTARTING else ""
+        return self._move(self._phase, f"loading the model{why}")
 
     def process_ready(self, ready: ProcessReady) -> tuple[Outgoing, ...]:
         """One more engine process can work; with the last one the engine is READY."""
@@ -120,7 +121,7 @@ class Supervision:
         if not was_ready or len(self._restarts_s) >= self._max_restarts:
             return (*silenced, *self._move(EnginePhase.FAILED, reason))
         self._restarts_s.append(now_s)
-        return (*silenced, *self._move(EnginePhase.RESTARTING, f"restarting: {reason}"))
+        return (*silenced, *self._move(EnginePhase.RESTARTING, reason))
 
     def start_failed(self, reason: str) -> tuple[Outgoing, ...]:
         """Nothing could be started at all."""
