@@ -1,9 +1,10 @@
-"""How long the scheduler takes for one decode step, beside a fixed loop of plain Python that tells how fast the machine is."""
+"""How long the scheduler takes for one decode step and for finding a prefix, beside a fixed loop of plain Python that tells how
+fast the machine is."""
 
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -13,7 +14,9 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import Admit, StepsTaken, TokenSampling
 from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.pools import NO_STEP
 
 PAGE_SIZE_TOKENS = 16
 WORKER = TextId(0)
@@ -29,6 +32,13 @@ Read it so:
   / reference     step divided by the time of a fixed loop of plain Python, run in between: compare this column, not the
                   microseconds, between machines or on a busy one
 Time for a step must not grow with the prompt: compare the rows of one N.
+
+Then the prefix cache by itself, with one prompt among many others that are kept:
+  find, one edge      the whole prompt is known and nobody's prompt branches off it
+  find, many nodes    the same, but another prompt branches off behind each of its pages
+  find, unknown       nothing is known of it
+  keep                a computed prompt is added
+  take, all evicted   pages for the prompt, out of a pool without a free page, from other prompts of one page each
 """
 
 
@@ -38,6 +48,7 @@ class Timings:
 
     running: int
     prompt_tokens: int
+    prefix_cache: bool
     plan_us: list[float]
     complete_us: list[float]
     reference_us: list[float]
@@ -50,12 +61,18 @@ class Timings:
 def main() -> None:
     arguments = parse()
     print(
-        f"{'running':>8} {'prompt':>8} {'plan':>8} {'complete':>9} {'step':>8} {'p99':>8} {'reference':>10} {'/ reference':>12}"
+        f"{'running':>8} {'prompt':>8} {'prefix':>8} {'plan':>8} {'complete':>9} {'step':>8} {'p99':>8} {'reference':>10} "
+        f"{'/ reference':>12}"
     )
-    print(f"{'choices':>8} {'tokens':>8} {'µs':>8} {'µs':>9} {'µs':>8} {'µs':>8} {'µs':>10} {'':>12}")
+    print(f"{'choices':>8} {'tokens':>8} {'cache':>8} {'µs':>8} {'µs':>9} {'µs':>8} {'µs':>8} {'µs':>10} {'':>12}")
     for running in arguments.running:
         for prompt_tokens in arguments.prompt_tokens:
-            print(row(measure(running, prompt_tokens, arguments.steps)), flush=True)
+            for prefix_cache in (False, True):
+                print(row(measure(running, prompt_tokens, arguments.steps, prefix_cache=prefix_cache)), flush=True)
+    print(f"\n{'prefix of a prompt':<20} {'tokens':>8} {'page size':>10} {'µs':>8} {'/ reference':>12}")
+    for page_size in (PAGE_SIZE_TOKENS, 1):
+        for name, action in PREFIX_ACTIONS.items():
+            print(prefix_row(name, action, page_size), flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -73,15 +90,18 @@ def parse() -> argparse.Namespace:
 def row(timings: Timings) -> str:
     step, reference = statistics.median(timings.step_us), statistics.median(timings.reference_us)
     p99 = sorted(timings.step_us)[int(len(timings.step_us) * 0.99)]
+    plan, complete = statistics.median(timings.plan_us), statistics.median(timings.complete_us)
     return (
-        f"{timings.running:>8} {timings.prompt_tokens:>8} {statistics.median(timings.plan_us):>8.1f} "
-        f"{statistics.median(timings.complete_us):>9.1f} {step:>8.1f} {p99:>8.1f} {reference:>10.1f} {step / reference:>12.3f}"
+        f"{timings.running:>8} {timings.prompt_tokens:>8} {'on' if timings.prefix_cache else 'off':>8} {plan:>8.1f} "
+        f"{complete:>9.1f} {step:>8.1f} {p99:>8.1f} {reference:>10.1f} {step / reference:>12.3f}"
     )
 
 
-def measure(running: int, prompt_tokens: int, steps: int) -> Timings:
-    scheduler = filled(running, prompt_tokens, steps)
-    timings = Timings(running=running, prompt_tokens=prompt_tokens, plan_us=[], complete_us=[], reference_us=[])
+def measure(running: int, prompt_tokens: int, steps: int, *, prefix_cache: bool) -> Timings:
+    scheduler = filled(running, prompt_tokens, steps, prefix_cache=prefix_cache)
+    timings = Timings(
+        running=running, prompt_tokens=prompt_tokens, prefix_cache=prefix_cache, plan_us=[], complete_us=[], reference_us=[]
+    )
     for _ in range(steps):
         timings.reference_us.append(reference_us())
         start = time.perf_counter()
@@ -98,10 +118,10 @@ def measure(running: int, prompt_tokens: int, steps: int) -> Timings:
     return timings
 
 
-def filled(running: int, prompt_tokens: int, steps: int) -> Scheduler:
+def filled(running: int, prompt_tokens: int, steps: int, *, prefix_cache: bool) -> Scheduler:
     """A scheduler whose choices have all been prefilled."""
     output_tokens = steps + 2
-    pages = running * (-(-(prompt_tokens + output_tokens) // PAGE_SIZE_TOKENS))
+    pages = running * (1 - (-(prompt_tokens + output_tokens) // PAGE_SIZE_TOKENS))
     scheduler = Scheduler(
         limits=RuntimeLimits(
             pages=pages,
@@ -116,6 +136,7 @@ def filled(running: int, prompt_tokens: int, steps: int) -> Scheduler:
             max_queued_requests=running,
             max_unacknowledged_steps=4,
             max_steps_in_flight=1,
+            prefix_cache=prefix_cache,
         ),
     )
     for admit in admits(running, prompt_tokens, output_tokens):
@@ -132,13 +153,88 @@ def admits(running: int, prompt_tokens: int, output_tokens: int) -> Iterator[Adm
     sampling = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=(2,))
     for request in range(running):
         # Prompts of slightly different length, so that not all choices begin a page in the same step.
-        prompt_ids = pack_i32(range(prompt_tokens - request % PAGE_SIZE_TOKENS))
+        first = request * prompt_tokens
+        prompt_ids = pack_i32(range(first, first + prompt_tokens - request % PAGE_SIZE_TOKENS))
         yield Admit(request=RequestId(request), choices=1, prompt_ids=prompt_ids, max_tokens=output_tokens, sampling=sampling)
 
 
 def result_of(step: ExecuteStep, running: int) -> StepCompleted:
     sampled = sum(unpack_i8(step.samples))
     return StepCompleted(step=step.step, token_ids=pack_i32([7] * sampled), device_us=0, open_slots=running)
+
+
+def find_one_edge(page_size: int) -> Callable[[], object]:
+    store, pages = store_with_others(page_size)
+    keep(store, PROMPT, pages)
+    return lambda: store.find(None, PROMPT)
+
+
+def find_many_nodes(page_size: int) -> Callable[[], object]:
+    store, pages = store_with_others(page_size)
+    keep(store, PROMPT, pages)
+    for end in range(page_size, PROMPT_TOKENS, page_size):
+        branch = PROMPT[: 4 * end] + pack_i32([-1] * page_size)
+        keep(store, branch, end // page_size + 1)
+    return lambda: store.find(None, PROMPT)
+
+
+def find_unknown(page_size: int) -> Callable[[], object]:
+    store, _ = store_with_others(page_size)
+    return lambda: store.find(None, PROMPT)
+
+
+def keep_prompt(page_size: int) -> Callable[[], object]:
+    store, pages = store_with_others(page_size)
+    place, own = store.find("fresh", b"").place, store.take(pages)
+    return lambda: store.keep(place, PROMPT, own)
+
+
+def take_all_evicted(page_size: int) -> Callable[[], object]:
+    store, pages = store_with_others(page_size)
+    store.take(store.free)
+    return lambda: store.take(pages)
+
+
+PROMPT_TOKENS = 4000
+PROMPT = pack_i32(range(PROMPT_TOKENS))
+PREFIX_ACTIONS: dict[str, Callable[[int], Callable[[], object]]] = {
+    "find, one edge": find_one_edge,
+    "find, many nodes": find_many_nodes,
+    "find, unknown": find_unknown,
+    "keep": keep_prompt,
+    "take, all evicted": take_all_evicted,
+}
+
+
+def store_with_others(page_size: int) -> tuple[PageStore, int]:
+    """Has as many other prompts as pages of the prompt, of one page each, and room; with it the pages of the prompt."""
+    pages = PROMPT_TOKENS // page_size
+    store = PageStore(pages=4 * pages, page_size_tokens=page_size, keeps_prefixes=True)
+    for other in range(pages):
+        keep(store, pack_i32([-2 - other] * page_size), 1)
+    return store, pages
+
+
+def keep(store: PageStore, token_ids: bytes, pages: int) -> None:
+    """Adds a prompt that nobody holds."""
+    own = store.take(pages)
+    prefix = store.keep(store.find(None, b"").place, token_ids, own)
+    store.give_back([page for page, kept in zip(own, prefix.pages, strict=True) if page != kept], NO_STEP)
+    store.let_go(prefix.place, pages, NO_STEP)
+
+
+def prefix_row(name: str, action: Callable[[int], Callable[[], object]], page_size: int) -> str:
+    times_us: list[float] = []
+    references_us: list[float] = []
+    for _ in range(3):
+        run = action(page_size)
+        references_us.append(reference_us())
+        start = time.perf_counter()
+        run()
+        times_us.append((time.perf_counter() - start) * 1e6)
+    time_us = statistics.median(times_us)
+    ratio = time_us / statistics.median(references_us)
+    return f"{name:<20} {PROMPT_TOKENS:>8} {page_size:>10} {time_us:>8.1f} {ratio:>12.3f}"
 
 
 def reference_us() -> float:

@@ -16,6 +16,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.logprobs import entries_of
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
@@ -97,7 +98,8 @@ class Scheduler:
         planned = self._acknowledge(result)
         tokens: dict[TextWorker, TokenRows] = {}
         finished: dict[TextWorker, FinishedRows] = {}
-        for sequence, token in zip(planned.sampled, unpack_i32(result.token_ids), strict=True):
+        logprobs = entries_of(result.logprobs, len(planned.sampled))
+        for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
             if sequence.phase is Phase.ENDED:
                 self._counters.dropped_tokens += 1
                 continue
@@ -106,7 +108,7 @@ class Scheduler:
             worker = sequence.worker
             if worker not in tokens:
                 tokens[worker] = TokenRows()
-            tokens[worker].add(sequence, token)
+            tokens[worker].add(sequence, token, entries)
             reason = _finish_reason(sequence, token)
             if reason is not FinishReason.RUNNING:
                 finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)

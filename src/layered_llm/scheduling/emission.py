@@ -8,6 +8,7 @@ import attrs
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TokensEmitted
 from layered_llm.scheduling.sequences import Sequence
 
@@ -29,13 +30,15 @@ class TokenRows:
     _positions: list[int] = attrs.field(init=False, factory=list)
     _token_ids: list[int] = attrs.field(init=False, factory=list)
     _cached_tokens: list[int] = attrs.field(init=False, factory=list)
+    _logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
 
-    def add(self, sequence: Sequence, token: int) -> None:
+    def add(self, sequence: Sequence, token: int, logprobs: LogprobEntries) -> None:
         """`token` stands at the end of the output of `sequence`."""
         self._requests.append(sequence.admit.request)
         self._choices.append(sequence.choice)
         self._positions.append(sequence.output_tokens - 1)
         self._token_ids.append(token)
+        self._logprobs.append(logprobs)
         self._cached_tokens.append((sequence.cached_tokens or 0) if sequence.output_tokens == 1 else -1)
 
     def message(self, step: StepId) -> TokensEmitted:
@@ -46,6 +49,7 @@ class TokenRows:
             positions=pack_i32(self._positions),
             token_ids=pack_i32(self._token_ids),
             cached_tokens=pack_i32(self._cached_tokens),
+            logprobs=LogprobColumns.of(self._logprobs),
         )
 
 

@@ -159,7 +159,7 @@ class PrefixTree:
             child = node.children.get(key[done * size : (done + 1) * size])
             if child is None:
                 return
-            count = self._common_pages(child.key, key[done * size : most * size])
+            count = self._common_pages(child.key, key[done * size : min(most * size, done * size + len(child.key))])
             is_whole = count == len(child.pages)
             yield child, count
             if not is_whole:
@@ -170,7 +170,7 @@ class PrefixTree:
         """Full pages in which two keys agree from their start on: at least one. By bisection, as comparing bytes is fast."""
         size = self._page_bytes
         low, high = 1, min(len(left), len(right)) // size
-        middle = high
+        middle = high  # most keys that begin alike are alike
         while low < high:
             if left[low * size : middle * size] == right[low * size : middle * size]:
                 low = middle
