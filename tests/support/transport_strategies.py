@@ -6,10 +6,12 @@ from collections.abc import Mapping
 import attrs
 from hypothesis import strategies as st
 
+from layered_llm.domain.columns import pack_f32, pack_i32
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import StepId
 from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
+from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
@@ -67,6 +69,7 @@ sampling_params = st.builds(
     repetition_penalty=st.floats(0, 1000, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
+    logprobs=st.one_of(st.none(), st.integers(0, 20)),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
@@ -89,6 +92,7 @@ token_sampling = st.builds(
     repetition_penalty=st.floats(0, 1000, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
+    logprobs=st.one_of(st.none(), st.integers(0, 20)),
 )
 engine_limits = st.builds(EngineLimits, context_tokens=counts, vocabulary_size=counts)
 runtime_limits = st.builds(
@@ -111,16 +115,31 @@ state_reports = st.builds(
 
 
 @st.composite
+def logprobs(draw: st.DrawFn, token_count: int) -> LogprobColumns | None:
+    sizes = [draw(st.integers(0, 3)) for _ in range(token_count)]
+    if draw(st.booleans()):
+        return None
+    values = draw(st.lists(st.floats(max_value=0, width=32), min_size=sum(sizes), max_size=sum(sizes)))
+    token_ids = draw(column("i", rows=sum(sizes)))
+    return LogprobColumns(counts=pack_i32(sizes), token_ids=token_ids, logprobs=pack_f32(values))
+
+
+@st.composite
 def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
     rows, ended_rows = draw(st.integers(0, _MAX_ROWS)), draw(st.integers(0, _MAX_ROWS))
     stops = st.one_of(st.none(), texts, counts)
+    token_ids = draw(column("i"))
+    told = draw(logprobs(len(token_ids) // 4))
+    told_count = 0 if told is None else len(told.token_ids) // 4
     return api_text.TextEmitted(
         **draw(columns(rows, requests="q", choices="i", token_counts="i", finish_reasons="b")),
         texts=tuple(draw(st.lists(texts, min_size=rows, max_size=rows))),
-        token_ids=draw(column("i")),
+        token_ids=token_ids,
         matched_stops=tuple(draw(st.lists(stops, min_size=rows, max_size=rows))),
         **draw(columns(ended_rows, ended="q", ended_prompt_tokens="i", ended_completion_tokens="i", ended_cached_tokens="i")),
         ended_errors=tuple(draw(st.lists(messages_of_people, min_size=ended_rows, max_size=ended_rows))),
+        logprobs=told,
+        logprob_tokens=tuple(draw(st.lists(st.binary(max_size=4), min_size=told_count, max_size=told_count))),
     )
 
 
@@ -147,7 +166,20 @@ def execute_steps(draw: st.DrawFn) -> scheduler_runtime.ExecuteStep:
 @st.composite
 def tokens_emitted(draw: st.DrawFn) -> text_scheduler.TokensEmitted:
     table = draw(columns(requests="q", choices="i", positions="i", token_ids="i", cached_tokens="i"))
-    return text_scheduler.TokensEmitted(step=StepId(draw(ids)), **table)
+    told = draw(logprobs(len(table["token_ids"]) // 4))
+    return text_scheduler.TokensEmitted(step=StepId(draw(ids)), logprobs=told, **table)
+
+
+@st.composite
+def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
+    token_ids = draw(column("i"))
+    return scheduler_runtime.StepCompleted(
+        step=StepId(draw(ids)),
+        token_ids=token_ids,
+        device_us=draw(counts),
+        open_slots=draw(counts),
+        logprobs=draw(logprobs(len(token_ids) // 4)),
+    )
 
 
 MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstance]] = {
@@ -179,9 +211,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     ),
     scheduler_runtime.ExecuteStep: execute_steps(),
     scheduler_runtime.RuntimeReady: st.builds(scheduler_runtime.RuntimeReady, limits=runtime_limits, pid=counts),
-    scheduler_runtime.StepCompleted: st.builds(
-        scheduler_runtime.StepCompleted, step=ids, token_ids=column("i"), device_us=counts, open_slots=counts
-    ),
+    scheduler_runtime.StepCompleted: steps_completed(),
     scheduler_runtime.StepFailed: st.builds(scheduler_runtime.StepFailed, step=ids, message=texts),
     supervision.ProcessReady: st.builds(
         supervision.ProcessReady, role=roles, index=counts, limits=st.one_of(st.none(), engine_limits)

@@ -19,6 +19,7 @@ MAX_PENALTY: Final = 2.0
 MAX_REPETITION_PENALTY: Final = 1000.0
 MAX_BIAS: Final = 100.0
 MAX_BIASED_TOKENS: Final = 1024
+MAX_LOGPROBS: Final = 20
 SEED_LIMIT: Final = 1 << 63
 TOKENS_LIMIT: Final = 1 << 31
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -60,6 +61,11 @@ class SamplingParams:
     """Subtracted from the logits of tokens in the output so far, once for each time that they came."""
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
     """(token id, what is added to its logit), each id once; a mapping is taken too."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told with each sampled token, besides its own log probability; None tells neither.
+
+    Log probabilities are the model's own: before temperature, penalties, biases and masks.
+    """
     seed: int | None = None
     """None: whoever opens the request draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = ()
@@ -79,6 +85,8 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_penalties(self)
         _check_biases(self.logit_bias)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         _check_stops(self)

@@ -19,6 +19,25 @@ class Usage:
 
 
 @attrs.frozen(kw_only=True)
+class TokenLogprob:
+    """A token with the logarithm of the probability that the model itself gave it."""
+
+    token_id: int
+    token: bytes
+    """What it stands for: a part of a UTF-8 character, where the vocabulary has tokens for those."""
+    logprob: float
+    """At most 0, and minus infinity for what the model excludes."""
+
+
+@attrs.frozen(kw_only=True)
+class SampledLogprob(TokenLogprob):
+    """The same of a sampled token, and of those that were the likeliest in its place."""
+
+    top: tuple[TokenLogprob, ...]
+    """The likeliest first; the sampled token may be among them."""
+
+
+@attrs.frozen(kw_only=True)
 class ChoiceDelta:
     """Everything that came for one choice since its last delta."""
 
@@ -28,6 +47,8 @@ class ChoiceDelta:
     finish_reason: FinishReason
     """RUNNING while the choice goes on; anything else in exactly one delta of the choice, its last."""
     matched_stop: str | int | None
+    logprobs: tuple[SampledLogprob, ...] = ()
+    """One for each of `token_ids` where the request asked for them, else none."""
 
 
 @attrs.frozen(kw_only=True)

@@ -16,8 +16,9 @@ import numpy as np
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
-from layered_llm.runtime.scripts import History, Script
+from layered_llm.runtime.scripts import History, Script, scripted_logprobs
 from layered_llm.runtime.slots import Int32s, SlotTable
 
 _UNWRITTEN: Final = -1
@@ -67,12 +68,14 @@ class ScriptedDevice:
         self._let_time_pass(tokens.token_ids.size)
         slots = rows.slots[rows.sampled]
         sampled = [self._sample(slot, end) for slot, end in zip(slots.tolist(), rows.ends[rows.sampled].tolist(), strict=True)]
-        self._slots.append_all(slots, np.array(sampled, np.int32))
+        token_ids = [token for token, _ in sampled]
+        self._slots.append_all(slots, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
-            token_ids=pack_i32(sampled),
+            token_ids=pack_i32(token_ids),
             device_us=self._now_us() - started_us,
             open_slots=self._slots.open_count,
+            logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
         )
 
     def _let_time_pass(self, tokens: int) -> None:
@@ -80,7 +83,7 @@ class ScriptedDevice:
         if tokens and duration_us:
             self._wait(duration_us / 1e6)
 
-    def _sample(self, slot: int, end: int) -> int:
+    def _sample(self, slot: int, end: int) -> tuple[int, LogprobEntries]:
         page_size = self._limits.page_size_tokens
         pages = self._slots.page_table(slot, end)
         token_ids = self._cells.reshape(-1, page_size)[pages].reshape(-1)[:end]
@@ -92,4 +95,5 @@ class ScriptedDevice:
             choice=self._slots.choice(slot),
             sampling=self._slots.sampling(slot),
         )
-        return self._script.next_token(history)
+        token = self._script.next_token(history)
+        return token, scripted_logprobs(history, token, self._limits.vocabulary_size)

@@ -12,6 +12,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from layered_llm.domain.columns import pack_f32, pack_i32
+from layered_llm.domain.messages.logprobs import NO_ENTRIES, LogprobEntries
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.domain.sampling import GREEDY_TEMPERATURE
 
@@ -37,6 +39,21 @@ class History:
     def masked_ids(self) -> tuple[int, ...]:
         """Ids that must not be sampled now."""
         return self.sampling.end_ids if self.output_tokens < self.sampling.min_tokens else ()
+
+
+def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> LogprobEntries:
+    """Made-up log probabilities of `token`, which is the likeliest; those behind it are the next ids, each less likely by e.
+
+    They depend on the output position, so that one that is lost or told twice shows. All are exact in fp32.
+    """
+    if history.sampling.logprobs is None:
+        return NO_ENTRIES
+    ranks = range(min(history.sampling.logprobs, vocabulary_size))
+    first = -(1 + history.output_tokens % 8) / 8
+    return LogprobEntries(
+        token_ids=pack_i32([token, *((token + rank) % vocabulary_size for rank in ranks)]),
+        logprobs=pack_f32([first, *(first - rank for rank in ranks)]),
+    )
 
 
 class Script(Protocol):

@@ -4,22 +4,30 @@ Must not know: links, policy, how the model was read.
 """
 
 from collections.abc import Callable
-from typing import Final
 
+import attrs
 import numpy as np
 import torch
 
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.attention import plan_attention
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.logprobs import raw_logprobs
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.sampler import sample_tokens
-from layered_llm.runtime.slots import Int32s, Int64s, SlotTable, StepRows
+from layered_llm.runtime.slots import Int64s, SlotTable, StepRows
 
-_NO_TOKENS: Final = b""
+
+@attrs.frozen(kw_only=True)
+class _Sampled:
+    """What the rows of a step sampled."""
+
+    token_ids: bytes = b""
+    logprobs: LogprobColumns | None = None
 
 
 class TorchDevice:
@@ -41,28 +49,29 @@ class TorchDevice:
         started_us = self._now_us()
         rows = self._slots.apply(step)
         try:
-            token_ids = self._run(rows) if rows.slots.size else _NO_TOKENS
+            sampled = self._run(rows) if rows.slots.size else _Sampled()
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(f"step {step.step} failed: {one_line(error)}") from error
         return StepCompleted(
             step=step.step,
-            token_ids=token_ids,
+            token_ids=sampled.token_ids,
             device_us=self._now_us() - started_us,
             open_slots=self._slots.open_count,
+            logprobs=sampled.logprobs,
         )
 
     @torch.inference_mode()
-    def _run(self, rows: StepRows) -> bytes:
+    def _run(self, rows: StepRows) -> _Sampled:
         tokens = self._slots.flatten(rows)
         plan = plan_attention(self._slots, rows, tokens, page_size_tokens=self._limits.page_size_tokens)
         hidden = self._model.hidden(torch.from_numpy(tokens.token_ids), self._cache, plan)
         if not rows.sampled.size:
-            return _NO_TOKENS
+            return _Sampled()
         last_tokens = torch.from_numpy((np.cumsum(rows.counts) - 1)[rows.sampled])
         logits = self._model.logits(hidden.index_select(0, last_tokens))
-        return self._sample(logits, rows.slots[rows.sampled]).tobytes()
+        return self._sample(logits, rows.slots[rows.sampled])
 
-    def _sample(self, logits: torch.Tensor, slots: Int64s) -> Int32s:
+    def _sample(self, logits: torch.Tensor, slots: Int64s) -> _Sampled:
         rows = [
             SampleRow(
                 sampling=self._slots.sampling(slot),
@@ -72,6 +81,7 @@ class TorchDevice:
             )
             for slot in slots.tolist()
         ]
+        raw = raw_logprobs(logits, rows)
         token_ids = sample_tokens(logits, rows)
         self._slots.append_all(slots, token_ids)
-        return token_ids
+        return _Sampled(token_ids=token_ids.tobytes(), logprobs=None if raw is None else raw.columns(token_ids))

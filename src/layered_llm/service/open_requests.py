@@ -17,6 +17,7 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
+from layered_llm.service.delta_logprobs import sampled_logprobs
 from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
 
@@ -92,6 +93,7 @@ def _merged(earlier: ChoiceDelta, later: ChoiceDelta) -> ChoiceDelta:
         token_ids=earlier.token_ids + later.token_ids,
         finish_reason=later.finish_reason,
         matched_stop=later.matched_stop,
+        logprobs=earlier.logprobs + later.logprobs,
     )
 
 
@@ -225,6 +227,7 @@ def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
     tokens = unpack_i32(message.token_ids)
     counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
     requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
+    logprobs = sampled_logprobs(message)
     first = 0
     for row, request in enumerate(requests):
         behind = first + counts[row]
@@ -236,6 +239,7 @@ def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
                 token_ids=tuple(tokens[first:behind]),
                 finish_reason=FinishReason(reasons[row]),
                 matched_stop=message.matched_stops[row],
+                logprobs=tuple(each for each in logprobs[first:behind] if each is not None),
             ),
         )
         first = behind

@@ -9,12 +9,13 @@ each of its choices, any other at once; nothing is told about a request whose AP
 
 from typing import assert_never
 
-from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit
+from layered_llm.domain.messages.logprobs import entries_of
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Queued,
@@ -112,7 +113,7 @@ class TextCore:
             self._dead_apis.add(api)
             return Outgoing(to_scheduler=orders)
         unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
-        tables = TextTables()
+        tables = self._tables()
         for request in gone:
             if request.is_queued:
                 self._end_all(request, tables)
@@ -151,6 +152,9 @@ class TextCore:
                 f"{counters.requests_submitted} requests were submitted, {gone} of them are gone, the rest is not open"
             )
         return tuple(broken)
+
+    def _tables(self) -> TextTables:
+        return TextTables(self._text_files.tokenizer.token_bytes)
 
     def _drop(self, request: RequestId) -> None:
         self._preparing.remove(request)
@@ -198,7 +202,7 @@ class TextCore:
         return request
 
     def _tokens(self, message: TokensEmitted) -> Outgoing:
-        tables = TextTables()
+        tables = self._tables()
         orders: list[TextToScheduler] = []
         columns = zip(
             unpack_i64(message.requests),
@@ -206,14 +210,15 @@ class TextCore:
             unpack_i32(message.positions),
             unpack_i32(message.token_ids),
             unpack_i32(message.cached_tokens),
+            entries_of(message.logprobs, rows("i", message.token_ids)),
             strict=True,
         )
-        for request_id, index, position, token, cached_tokens in columns:
+        for request_id, index, position, token, cached_tokens, logprobs in columns:
             request = self._known(request_id)
             choice = request.receive(index, position, cached_tokens)
             if choice.has_ended or request.is_silent:
                 continue
-            tables.token(request.request, index, token, choice.text.push(token))
+            tables.token(request.request, index, token, choice.text.push(token), logprobs)
             if choice.text.matched_string is not None:
                 orders.append(StopChoice(request=request.request, choice=index, output_tokens=choice.text.tokens))
                 self._end_choice(request, index, tables, FinishReason.STOP, text="")
@@ -222,7 +227,7 @@ class TextCore:
         return Outgoing(to_scheduler=(*orders, StepsTaken(step=message.step)), to_api=tables.messages())
 
     def _finished(self, message: RequestsFinished) -> Outgoing:
-        tables = TextTables()
+        tables = self._tables()
         columns = zip(
             unpack_i64(message.requests),
             unpack_i32(message.choices),

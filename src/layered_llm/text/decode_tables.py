@@ -29,6 +29,10 @@ class ByteTable:
 
     shown: Mapping[int, bytes]
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for by itself."""
+        return self.shown.get(token, b"")
+
     def without(self, ids: Collection[int]) -> "ByteTable":
         """The same table with `ids` decoding to nothing."""
         return ByteTable(shown={token: piece for token, piece in self.shown.items() if token not in ids})
@@ -48,6 +52,11 @@ class PieceTable:
     """Stages behind ByteFallback: they see the text of a byte run too."""
     strip: tuple[tuple[str, int], ...]
     """(character, count): most leading characters that are cut from the whole text, one pair after the other."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for inside of a text, so with the space that is cut from the text's front."""
+        piece = self.shown.get(token, "")
+        return piece.encode() if isinstance(piece, str) else bytes((piece,))
 
     def without(self, ids: Collection[int]) -> "PieceTable":
         """The same table with `ids` decoding to nothing."""

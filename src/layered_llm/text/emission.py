@@ -3,12 +3,15 @@
 Must not know: tokens' texts, when a choice ends.
 """
 
+from collections.abc import Callable
+
 import attrs
 
-from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
+from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64, unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.messages.api_text import TextEmitted, TextToApi
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
 from layered_llm.domain.messages.text_scheduler import TextToScheduler
 
 
@@ -34,8 +37,10 @@ class _Rows:
     ended_completion_tokens: list[int] = attrs.field(init=False, factory=list)
     ended_cached_tokens: list[int] = attrs.field(init=False, factory=list)
     ended_errors: list[str | None] = attrs.field(init=False, factory=list)
+    logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
 
-    def message(self) -> TextEmitted:
+    def message(self, bytes_of: Callable[[int], bytes]) -> TextEmitted:
+        logprobs = LogprobColumns.of(self.logprobs)
         return TextEmitted(
             requests=pack_i64(self.requests),
             choices=pack_i32(self.choices),
@@ -49,6 +54,8 @@ class _Rows:
             ended_completion_tokens=pack_i32(self.ended_completion_tokens),
             ended_cached_tokens=pack_i32(self.ended_cached_tokens),
             ended_errors=tuple(self.ended_errors),
+            logprobs=logprobs,
+            logprob_tokens=() if logprobs is None else tuple(map(bytes_of, unpack_i32(logprobs.token_ids))),
         )
 
 
@@ -56,12 +63,22 @@ class _Rows:
 class TextTables:
     """One table for each API process that gets something."""
 
+    _bytes_of: Callable[[int], bytes]
+    """What a token stands for."""
     _rows: dict[ApiId, _Rows] = attrs.field(init=False, factory=dict)
 
-    def token(self, request: RequestId, choice: int, token: int, text: str) -> None:
+    def token(
+        self,
+        request: RequestId,
+        choice: int,
+        token: int,
+        text: str,
+        logprobs: LogprobEntries,
+    ) -> None:
         """A token and the text that it made certain; tokens of one choice that come in a row share its row."""
         rows = self._of(request)
         rows.token_ids.append(token)
+        rows.logprobs.append(logprobs)
         if rows.requests and rows.requests[-1] == request and rows.choices[-1] == choice:
             rows.token_counts[-1] += 1
             rows.texts[-1] += text
@@ -92,7 +109,7 @@ class TextTables:
         rows.ended_errors.append(error)
 
     def messages(self) -> tuple[tuple[ApiId, TextEmitted], ...]:
-        return tuple((api, rows.message()) for api, rows in self._rows.items())
+        return tuple((api, rows.message(self._bytes_of)) for api, rows in self._rows.items())
 
     def _of(self, request: RequestId) -> _Rows:
         api = api_of(request)

@@ -188,6 +188,7 @@ def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozens
         frequency_penalty=params.frequency_penalty,
         biased_ids=pack_i32(token for token, _ in params.logit_bias),
         biases=pack_f32(bias for _, bias in params.logit_bias),
+        logprobs=params.logprobs,
     )
 
 

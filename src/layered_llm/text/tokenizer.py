@@ -75,6 +75,10 @@ class Tokenizer:
         """The library's decoding of a whole sequence; ids out of the vocabulary give nothing."""
         return self._pipeline.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for by itself, special ones included: a part of a UTF-8 character, where it is one."""
+        return self._tables[False].token_bytes(token)
+
     def start_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """The state of a new output."""
         return start_detokenizer(self._tables[skip_special_tokens])

@@ -9,9 +9,10 @@ A request is answered once by Accepted or Rejected; after Accepted come rows of 
 
 import attrs
 
-from layered_llm.domain.columns import packed, same_rows
+from layered_llm.domain.columns import packed, rows, same_rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
@@ -84,6 +85,11 @@ class TextEmitted:
     ended_errors: tuple[str | None, ...]
     """Why the request failed, None when each choice ended by itself."""
 
+    logprobs: LogprobColumns | None = None
+    """Of each of `token_ids`; None where no token's request wants any."""
+    logprob_tokens: tuple[bytes, ...] = ()
+    """The bytes of each entry's token: parts of UTF-8 characters, where the vocabulary has tokens for those."""
+
     def __attrs_post_init__(self) -> None:
         same_rows(
             requests=("q", self.requests),
@@ -101,6 +107,9 @@ class TextEmitted:
             raise ValueError("texts and matched_stops have one item for each row")
         if len(self.ended_errors) * 8 != len(self.ended):
             raise ValueError("ended_errors has one item for each ended request")
+        check_rows(self.logprobs, self.token_ids)
+        if len(self.logprob_tokens) != (0 if self.logprobs is None else rows("i", self.logprobs.token_ids)):
+            raise ValueError("logprob_tokens has one item for each log probability")
 
 
 ApiToText = Submit | Abort

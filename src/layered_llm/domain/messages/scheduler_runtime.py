@@ -11,6 +11,7 @@ import attrs
 from layered_llm.domain.columns import packed, rows, same_rows
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 
 
@@ -92,6 +93,11 @@ class StepCompleted:
     """Time the step took on the device."""
     open_slots: int
     """Slots that hold state after the step: what a leak in the runtime would show in."""
+    logprobs: LogprobColumns | None = None
+    """Of each of `token_ids`; None where no row wants any."""
+
+    def __attrs_post_init__(self) -> None:
+        check_rows(self.logprobs, self.token_ids)
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ import attrs
 from layered_llm.domain.columns import packed, same_rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
+from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
 from layered_llm.domain.verdicts import RejectReason
 
 
@@ -35,6 +36,8 @@ class TokenSampling:
     biased_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     """Tokens of the vocabulary, each at most once, to whose logits `biases` are added."""
     biases: bytes = attrs.field(default=b"", validator=packed("f"))
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told with each sampled token and its log probability; None tells neither."""
 
     def __attrs_post_init__(self) -> None:
         same_rows(biased_ids=("i", self.biased_ids), biases=("f", self.biases))
@@ -115,6 +118,8 @@ class TokensEmitted:
     token_ids: bytes = attrs.field(validator=packed("i"))
     cached_tokens: bytes = attrs.field(validator=packed("i"))
     """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
+    logprobs: LogprobColumns | None = None
+    """Of each row's token; None where no row wants any."""
 
     def __attrs_post_init__(self) -> None:
         same_rows(
@@ -124,6 +129,7 @@ class TokensEmitted:
             token_ids=("i", self.token_ids),
             cached_tokens=("i", self.cached_tokens),
         )
+        check_rows(self.logprobs, self.token_ids)
 
 
 @attrs.frozen(kw_only=True)
