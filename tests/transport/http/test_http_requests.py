@@ -250,6 +250,10 @@ NEUTRAL = [
     ("use_beam_search", False),
     ("modalities", ["text"]),
     ("parallel_tool_calls", False),
+    ("repeat_penalty", 1.0),
+    ("typical_p", 1.0),
+    ("n_predict", -1),
+    ("stop_regex", []),
 ]
 
 
@@ -275,6 +279,13 @@ UNSUPPORTED = [
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "x"}),
     ("logprobs", True),
+    ("repeat_penalty", 1.1),
+    ("typical_p", 0.9),
+    ("n_predict", 64),
+    ("mirostat", 2),
+    ("min_new_tokens", 3),
+    ("no_stop_trim", True),
+    ("stop_regex", "a+"),
 ]
 
 

@@ -2,7 +2,8 @@
 
 Must not know: what the fields mean.
 
-To ignore such a field would give an answer to another question than the one asked.
+To ignore such a field would give an answer to another question than the one asked. The names are OpenAI's, and those of vLLM,
+SGLang and llama.cpp beside them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "custom_logit_processor": (),
     "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
     "ebnf": (),
     "echo": (False,),
     "function_call": ("none",),
@@ -34,24 +38,35 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "json_schema": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "lora_path": (),
+    "min_new_tokens": (0,),
+    "mirostat": (0,),
     "modalities": (["text"],),
+    "n_predict": (-1,),
+    "no_repeat_ngram_size": (0,),
+    "no_stop_trim": (False,),
     "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "regex": (),
+    "repeat_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
+    "stop_regex": ("", []),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
+    "top_a": (0,),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
     "web_search_options": (),
+    "xtc_probability": (0,),
 }
 """Name of the field and the values that change nothing; null is always one of them."""
 
