@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# torch's threads spin while they wait, which starves every other process of a small machine; tests run several.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: serve test install lint golden bench clean
 
 serve: install                     ## start the server with the default model
@@ -26,6 +29,10 @@ lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+bench: install                     ## throughput, latencies and start of the default model's server
+	$(BIN)/python -m benchmarks.serving $(ARGS)
+	$(BIN)/python -m benchmarks.start_time
 
 golden: install                    ## make the reference tokens of tests/golden again, with transformers
 	$(BIN)/python tests/golden/make_reference.py
