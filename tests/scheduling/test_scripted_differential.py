@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.text_scheduler import Admit
 from layered_llm.scheduling.policy import AdmissionOrder
-from support.scheduling_engine import Engine, all_alone, engine_limits, random_workload
+from support.scheduling_engine import Engine, all_alone, engine_limits, random_workload, scripted
 from support.scheduling_rig import ChoiceKey, policy
 
 ROOMY = engine_limits(pages=512, page_size=4)
@@ -39,7 +39,7 @@ def outputs(engine: Engine, workload: list[Admit]) -> dict[ChoiceKey, list[int]]
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_pages_and_overlap(seed: int, in_flight: int, page_size: int) -> None:
     workload, expected = reference(seed)
-    engine = Engine(engine_limits(pages=2048 // page_size, page_size=page_size), policy(in_flight=in_flight))
+    engine = scripted(engine_limits(pages=2048 // page_size, page_size=page_size), policy(in_flight=in_flight))
 
     assert expected == outputs(engine, workload)
 
@@ -49,13 +49,13 @@ def test_pages_and_overlap(seed: int, in_flight: int, page_size: int) -> None:
 def test_chunks(chunk_tokens: int, cache: bool) -> None:
     workload, expected = reference(1)
 
-    assert expected == outputs(Engine(ROOMY, policy(budget=chunk_tokens, cache=cache)), workload)
+    assert expected == outputs(scripted(ROOMY, policy(budget=chunk_tokens, cache=cache)), workload)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_warm_cache(in_flight: int) -> None:
     workload, expected = reference(2)
-    engine = Engine(ROOMY, policy(in_flight=in_flight))
+    engine = scripted(ROOMY, policy(in_flight=in_flight))
     assert expected == outputs(engine, workload)
     cold = engine.scheduler.statistics()
     engine.outputs.clear()
@@ -71,7 +71,7 @@ def test_a_warm_cache(in_flight: int) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("running", [1, 16])
 def test_a_cache_that_is_evicted_all_the_time(in_flight: int, running: int) -> None:
-    engine = Engine(TINY, policy(in_flight=in_flight, running=running))
+    engine = scripted(TINY, policy(in_flight=in_flight, running=running))
     for seed in range(3):
         workload, expected = reference(seed)
 
@@ -88,7 +88,7 @@ def test_a_cache_that_is_evicted_all_the_time(in_flight: int, running: int) -> N
 def test_preemption(in_flight: int, cache: bool, budget: int) -> None:
     workload = random_workload(7, most_prompt=12, most_output=60)
     expected = all_alone(workload)
-    engine = Engine(TINY, policy(in_flight=in_flight, cache=cache, budget=budget))
+    engine = scripted(TINY, policy(in_flight=in_flight, cache=cache, budget=budget))
 
     assert expected == outputs(engine, workload)
 
@@ -107,7 +107,7 @@ def engines(draw: st.DrawFn) -> Engine:
         order=draw(st.sampled_from(AdmissionOrder)),
         overtakes=draw(st.integers(0, 3)),
     )
-    return Engine(engine_limits(pages=pages, page_size=page_size, slots=draw(st.integers(1, 16))), bounds)
+    return scripted(engine_limits(pages=pages, page_size=page_size, slots=draw(st.integers(1, 16))), bounds)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""The scheduler over the scripted device, whose tokens are a hash of the history that it reads back through the page tables."""
+"""The scheduler over a real device: without the loops and links around them."""
 
 from collections import deque
 from random import Random
@@ -19,6 +19,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.runtime.device import Device
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import HashScript
 from layered_llm.scheduling.core import Scheduler
@@ -41,27 +42,30 @@ def engine_limits(*, pages: int, page_size: int, slots: int = 16) -> RuntimeLimi
     )
 
 
+def scripted_device(limits: RuntimeLimits) -> Device:
+    """Its tokens are a hash of the history that it reads back through the page tables."""
+    return ScriptedDevice(
+        limits=limits,
+        script=HashScript(first_id=FIRST_ID, id_count=ID_COUNT),
+        pace=ScriptedPace(step_us=0, token_us=0),
+        wait=lambda _seconds: None,
+        now_us=lambda: 0,
+    )
+
+
 @attrs.define
 class Engine:
-    """Everything between an Admit and its tokens but the loops."""
+    """Everything between an Admit and its tokens."""
 
-    limits: RuntimeLimits
+    device: Device
     policy: SchedulingPolicy
     scheduler: Scheduler = attrs.field(init=False)
     outputs: dict[ChoiceKey, list[int]] = attrs.field(init=False, factory=dict)
     reasons: dict[ChoiceKey, FinishReason] = attrs.field(init=False, factory=dict)
-    _device: ScriptedDevice = attrs.field(init=False)
     _results: deque[StepCompleted] = attrs.field(init=False, factory=deque)
 
     def __attrs_post_init__(self) -> None:
-        self.scheduler = Scheduler(limits=self.limits, policy=self.policy)
-        self._device = ScriptedDevice(
-            limits=self.limits,
-            script=HashScript(first_id=FIRST_ID, id_count=ID_COUNT),
-            pace=ScriptedPace(step_us=0, token_us=0),
-            wait=lambda _seconds: None,
-            now_us=lambda: 0,
-        )
+        self.scheduler = Scheduler(limits=self.device.limits, policy=self.policy)
 
     def admit(self, message: Admit) -> None:
         (answer,) = self.scheduler.handle(WORKER, message)
@@ -73,7 +77,7 @@ class Engine:
 
     def step(self) -> None:
         while isinstance(step := self.scheduler.plan(), ExecuteStep):
-            self._results.append(self._device.execute(step))
+            self._results.append(self.device.execute(step))
         if self._results:
             self._receive(self.scheduler.complete(self._results.popleft()))
 
@@ -112,6 +116,10 @@ class Engine:
                     raise AssertionError(f"unexpected {outgoing.message}")
 
 
+def scripted(limits: RuntimeLimits, policy: SchedulingPolicy) -> Engine:
+    return Engine(scripted_device(limits), policy)
+
+
 def hash_admit(request: int, prompt: list[int], tokens: int, *, choices: int = 1, salt: str | None = None) -> Admit:
     sampling = TokenSampling(temperature=1.0, top_p=1.0, top_k=0, seed=request % 3, min_tokens=0, end_ids=(END_ID,))
     return Admit(
@@ -141,7 +149,7 @@ def random_workload(seed: int, *, requests: int = 16, most_prompt: int = 60, mos
 
 def alone(message: Admit) -> dict[ChoiceKey, list[int]]:
     """What the choices of one request say when each runs by itself, in whole prompts, without a cache."""
-    engine = Engine(engine_limits(pages=128, page_size=1), policy(budget=128, running=1, cache=False))
+    engine = scripted(engine_limits(pages=128, page_size=1), policy(budget=128, running=1, cache=False))
     engine.admit(message)
     return engine.run()
 

@@ -34,7 +34,7 @@ from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
+from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker, open_request
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
 from layered_llm.scheduling.waiting import WaitingQueue
 
@@ -165,11 +165,8 @@ class Scheduler:
         if refused is not None:
             self._counters.refused[refused.reason] += 1
             return refused
-        request = Request(
-            worker=worker,
-            sequences=tuple(self._sequences(worker, admit)),
-            sharable_pages=(rows("i", admit.prompt_ids) - 1) // self._limits.page_size_tokens,
-        )
+        request = open_request(admit, worker, first_arrival=self._next_arrival, page_size_tokens=self._limits.page_size_tokens)
+        self._next_arrival += admit.choices
         self._requests[admit.request] = request
         self._streams[admit.tenant] += 1
         for sequence in request.sequences:
@@ -177,21 +174,6 @@ class Scheduler:
         self._counters.requests_accepted += 1
         self._counters.choices_accepted += admit.choices
         return Queued(request=admit.request)
-
-    def _sequences(self, worker: TextWorker, admit: Admit) -> Iterator[Sequence]:
-        prompt_tokens = rows("i", admit.prompt_ids)
-        end_ids = frozenset(admit.sampling.end_ids)
-        for choice in range(admit.choices):
-            yield Sequence(
-                admit=admit,
-                choice=choice,
-                worker=worker,
-                arrival=self._next_arrival,
-                prompt_tokens=prompt_tokens,
-                end_ids=end_ids,
-                tokens=unpack_i32(admit.prompt_ids),
-            )
-            self._next_arrival += 1
 
     def _abort(self, worker: TextId, message: AbortRequest) -> tuple[Outgoing, ...]:
         request = self._open_request(worker, message.request)

@@ -13,6 +13,7 @@ from collections import deque
 
 import attrs
 
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
 from layered_llm.domain.messages.text_scheduler import Admit
@@ -128,3 +129,22 @@ class Request:
         """A choice computes pages that the others will find, if they wait for it."""
         leader = self.leader
         return leader is not None and leader.slot is not None and leader.shared_pages < self.sharable_pages
+
+
+def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_size_tokens: int) -> Request:
+    """The record of a request that is taken; its choices come one after another."""
+    prompt = unpack_i32(admit.prompt_ids)
+    end_ids = frozenset(admit.sampling.end_ids)
+    sequences = (
+        Sequence(
+            admit=admit,
+            choice=choice,
+            worker=worker,
+            arrival=first_arrival + choice,
+            prompt_tokens=len(prompt),
+            end_ids=end_ids,
+            tokens=prompt[:],
+        )
+        for choice in range(admit.choices)
+    )
+    return Request(worker=worker, sequences=tuple(sequences), sharable_pages=(len(prompt) - 1) // page_size_tokens)
