@@ -1,6 +1,6 @@
 """Reports of all processes in Prometheus' text format 0.0.4.
 
-Must not know: HTTP, which process counts what.
+Must not know: HTTP, how a figure is counted, how reports are gathered.
 
 Samples arrive with their full names, labels included, and are summed over processes: that is right for counters and for
 histogram buckets, and gauges are taken from one process alone. Every family has exactly one HELP and one TYPE line, and its
