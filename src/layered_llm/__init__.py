@@ -35,8 +35,10 @@ if TYPE_CHECKING:
         RejectReason,
         RequestFailed,
         RequestRejected,
+        SampledLogprob,
         SamplingParams,
         SettingsError,
+        TokenLogprob,
         Usage,
         open_engine,
     )
@@ -59,8 +61,10 @@ __all__ = [
     "RejectReason",
     "RequestFailed",
     "RequestRejected",
+    "SampledLogprob",
     "SamplingParams",
     "SettingsError",
+    "TokenLogprob",
     "Usage",
     "open_engine",
 ]

@@ -50,6 +50,15 @@ def test_echo_finds_an_unmasked_id_even_if_the_whole_prompt_is_masked() -> None:
     assert [[2, 9]] == generate(scripted(ECHO), [[9]], output_tokens=2, params=[params])
 
 
+def test_made_up_logprobs_tell_the_token_and_its_place() -> None:
+    driver = Driver(scripted(ECHO), 100)
+    driver.add(open_slot(0, [5, 299], params=sampling(logprobs=2)), output_tokens=2)
+    driver.add(open_slot(1, [5]), output_tokens=2)
+    driver.run()
+    assert [[(5, -0.125), (5, -0.125), (6, -1.125)], [(299, -0.25), (299, -0.25), (0, -1.25)]] == driver.logprobs[0]
+    assert [[], []] == driver.logprobs[1]
+
+
 def test_hash_depends_on_every_token_of_the_history() -> None:
     base = generate(scripted(), [[1, 2, 3, 4]], output_tokens=8)
     others = generate(scripted(), [[1, 2, 3], [1, 2, 3, 3], [2, 1, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 4]], output_tokens=8)

@@ -14,7 +14,7 @@ from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.engine_port import EngineLost
 
@@ -35,8 +35,16 @@ def text_delta(
     token_ids: tuple[int, ...] = (7,),
     finish_reason: FinishReason = FinishReason.RUNNING,
     matched_stop: str | int | None = None,
+    logprobs: tuple[SampledLogprob, ...] = (),
 ) -> ChoiceDelta:
-    return ChoiceDelta(choice=choice, text=text, token_ids=token_ids, finish_reason=finish_reason, matched_stop=matched_stop)
+    return ChoiceDelta(
+        choice=choice,
+        text=text,
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        matched_stop=matched_stop,
+        logprobs=logprobs,
+    )
 
 
 def ended(

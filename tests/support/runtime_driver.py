@@ -10,6 +10,7 @@ from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import Device
+from support.logprobs import Pairs, pairs_of
 
 
 def greedy(*, min_tokens: int = 0, end_ids: tuple[int, ...] = ()) -> TokenSampling:
@@ -99,6 +100,8 @@ class Driver:
     _retired: list[int] = attrs.Factory(list)
     _steps: int = 0
     _pages_used: int = 0
+    logprobs: dict[int, list[Pairs]] = attrs.Factory(dict)
+    """Of each slot's sampled tokens, where a step told any."""
     last: StepCompleted | None = None
 
     def add(self, opening: OpenSlot, *, output_tokens: int) -> None:
@@ -135,6 +138,8 @@ class Driver:
         for slot, token in zip(slots, sampled, strict=True):
             self._choices[slot].tokens.append(token)
             self._choices[slot].known += 1
+        for slot, pairs in zip(slots, pairs_of(self.last.logprobs), strict=False):
+            self.logprobs.setdefault(slot, []).append(pairs)
         return self._take_ended()
 
     def _new_pages(self, choice: _Choice, end: int) -> list[int]:

@@ -29,6 +29,7 @@ from layered_llm.text.chat_template import ChatTemplate
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outgoing, Preparation, TextCore
 from layered_llm.text.tokenizer import Tokenizer
+from support.logprobs import columns_of
 from support.text_tokenizers import EOS, byte_level
 
 API = ApiId(7)
@@ -46,8 +47,14 @@ def files(tokenizer: Tokenizer, *, template: str | None = TEMPLATE, eos_ids: Ite
     )
 
 
-def tokens_emitted(rows: Iterable[tuple[RequestId, int, int, int]], *, step: int = 1, cached: int = 0) -> TokensEmitted:
-    """Rows of (request, choice, position, token); `cached` is told with position 0."""
+def tokens_emitted(
+    rows: Iterable[tuple[RequestId, int, int, int]],
+    *,
+    step: int = 1,
+    cached: int = 0,
+    logprobs: Iterable[Sequence[tuple[int, float]]] | None = None,
+) -> TokensEmitted:
+    """Rows of (request, choice, position, token); `cached` is told with position 0; (token, logprob) pairs of each row."""
     table = list(rows)
     return TokensEmitted(
         step=StepId(step),
@@ -56,6 +63,7 @@ def tokens_emitted(rows: Iterable[tuple[RequestId, int, int, int]], *, step: int
         positions=pack_i32(row[2] for row in table),
         token_ids=pack_i32(row[3] for row in table),
         cached_tokens=pack_i32(-1 if row[2] else cached for row in table),
+        logprobs=None if logprobs is None else columns_of(logprobs),
     )
 
 
@@ -153,9 +161,14 @@ class CoreBench:
         self.hear(Queued(request=request))
         return request
 
-    def tokens(self, *rows: tuple[RequestId, int, int, int], cached: int = 0) -> None:
+    def tokens(
+        self,
+        *rows: tuple[RequestId, int, int, int],
+        cached: int = 0,
+        logprobs: Iterable[Sequence[tuple[int, float]]] | None = None,
+    ) -> None:
         self._step += 1
-        self.hear(tokens_emitted(rows, step=self._step, cached=cached))
+        self.hear(tokens_emitted(rows, step=self._step, cached=cached, logprobs=logprobs))
 
     def finish(self, *rows: tuple[RequestId, int, FinishReason, int]) -> None:
         self.hear(requests_finished(rows))

@@ -7,7 +7,7 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import Usage
+from layered_llm.domain.stream import SampledLogprob, TokenLogprob, Usage
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.embedded import EngineStartFailed
 from layered_llm.service.library.engine import Engine
@@ -38,8 +38,10 @@ __all__ = [
     "RejectReason",
     "RequestFailed",
     "RequestRejected",
+    "SampledLogprob",
     "SamplingParams",
     "SettingsError",
+    "TokenLogprob",
     "Usage",
     "open_engine",
 ]

@@ -11,7 +11,7 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import ChoiceDelta, Usage
+from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, Usage
 
 FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -37,6 +37,8 @@ class Delta:
     """None while the choice goes on."""
     matched_stop: str | int | None = None
     """The stop string or the stop token id that ended the choice."""
+    logprobs: tuple[SampledLogprob, ...] = ()
+    """One for each of `token_ids` where `SamplingParams.logprobs` asks for them, else none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +50,8 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: FinishWord
     matched_stop: str | int | None = None
+    logprobs: tuple[SampledLogprob, ...] = ()
+    """One for each of `token_ids` where `SamplingParams.logprobs` asks for them, else none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +65,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first choice, as are the other three."""
+        """Of the first choice, as are the other four."""
         return self.choices[0].text
 
     @property
@@ -75,6 +79,10 @@ class Completion:
     @property
     def matched_stop(self) -> str | int | None:
         return self.choices[0].matched_stop
+
+    @property
+    def logprobs(self) -> tuple[SampledLogprob, ...]:
+        return self.choices[0].logprobs
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +103,7 @@ def to_delta(delta: ChoiceDelta) -> Delta:
         token_ids=delta.token_ids,
         finish_reason=_WORDS.get(delta.finish_reason),
         matched_stop=delta.matched_stop,
+        logprobs=delta.logprobs,
     )
 
 
@@ -122,4 +131,5 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,
+        logprobs=tuple(each for delta in deltas for each in delta.logprobs),
     )

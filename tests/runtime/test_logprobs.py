@@ -1,0 +1,104 @@
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.logprobs import raw_logprobs
+from layered_llm.runtime.sample_row import SampleRow
+from layered_llm.runtime.torch_device import TorchDevice
+from layered_llm.runtime.torch_opening import open_torch_device
+from support.logprobs import Pairs, pairs_of
+from support.runtime_checkpoints import make_checkpoint, reference_logits
+from support.runtime_driver import Driver, greedy, open_slot, sampling
+from support.runtime_options import make_options
+
+LOGITS = torch.log(torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.25, 0.25, 0.5]]))
+
+
+def told(logits: torch.Tensor, params: Sequence[TokenSampling], token_ids: Sequence[int]) -> list[Pairs]:
+    rows = [SampleRow(sampling=each, choice=0, output_position=0) for each in params]
+    raw = raw_logprobs(logits, rows)
+    return pairs_of(None if raw is None else raw.columns(np.array(token_ids, np.int32)))
+
+
+def rounded(pairs: Pairs) -> Pairs:
+    return [(token, round(math.exp(logprob), 5)) for token, logprob in pairs]
+
+
+def test_nothing_is_computed_where_no_row_wants_any() -> None:
+    assert raw_logprobs(LOGITS, [SampleRow(sampling=greedy(), choice=0, output_position=0)] * 3) is None
+
+
+def test_each_row_gets_what_it_wants_behind_the_sampled_tokens_own() -> None:
+    params = [sampling(logprobs=2), greedy(), sampling(logprobs=0)]
+    first, second, third = told(LOGITS, params, [0, 0, 2])
+    assert [(0, 0.1), (1, 0.6), (2, 0.3)] == rounded(first)
+    assert [] == second
+    assert [(2, 0.5)] == rounded(third)
+
+
+def test_the_sampled_token_among_the_likeliest_has_the_same_number_twice() -> None:
+    ((sampled, *top),) = told(LOGITS[:1], [sampling(logprobs=2)], [2])
+    assert sampled == top[1]
+
+
+def test_more_than_the_vocabulary_are_all_of_it() -> None:
+    ((_, *top),) = told(LOGITS[:1], [sampling(logprobs=20)], [2])
+    assert [1, 2, 0] == [token for token, _ in top]
+
+
+def test_an_excluded_token_has_minus_infinity() -> None:
+    logits = torch.tensor([[1.0, -torch.inf]])
+    assert [[(1, -math.inf), (0, 0.0), (1, -math.inf)]] == told(logits, [sampling(logprobs=2)], [1])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("tiny")
+    return directory, make_checkpoint(directory)
+
+
+def open_tiny(tiny: tuple[Path, Any]) -> TorchDevice:
+    return open_torch_device(make_options(tiny[0], num_pages=256), now_us=lambda: 0)
+
+
+def run(
+    device: TorchDevice, prompts: Sequence[list[int]], params: Sequence[TokenSampling], output_tokens: int
+) -> list[list[Pairs]]:
+    """The entries of each prompt's tokens."""
+    driver = Driver(device, 7)
+    for slot, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        driver.add(open_slot(slot, prompt, params=each), output_tokens=output_tokens)
+    driver.run()
+    return [driver.logprobs[slot] for slot in range(len(prompts))]
+
+
+PROMPTS = [[5, 9, 30, 7], [3], [100, 4, 4, 77, 20, 11, 90, 3, 6, 15]]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_output_logprobs_equal_those_of_transformers(together: bool, tiny: tuple[Path, Any]) -> None:
+    params = [greedy(), sampling(seed=3), sampling(seed=4, temperature=1.6, top_k=20, presence_penalty=1.0, biases={9: 4.0})]
+    params = [attrs.evolve(each, logprobs=5) for each in params]
+    if together:
+        outputs = run(open_tiny(tiny), PROMPTS, params, 16)
+    else:
+        outputs = [run(open_tiny(tiny), [prompt], [each], 16)[0] for prompt, each in zip(PROMPTS, params, strict=True)]
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        token_ids = [pairs[0][0] for pairs in output]
+        expected = reference_logits(tiny[1], prompt + token_ids[:-1])[len(prompt) - 1 :].log_softmax(dim=-1)
+        for pairs, reference in zip(output, expected, strict=True):
+            assert [logprob for _, logprob in pairs] == pytest.approx([reference[token].item() for token, _ in pairs], abs=1e-4)
+            assert [logprob for _, logprob in pairs[1:]] == pytest.approx(reference.topk(5).values.tolist(), abs=1e-4)
+
+
+def test_a_choice_that_wants_none_has_none_beside_one_that_does(tiny: tuple[Path, Any]) -> None:
+    first, second = run(open_tiny(tiny), PROMPTS[:2], [greedy(), sampling(temperature=0.0, logprobs=1)], 3)
+    assert [[], [], []] == first
+    assert [2, 2, 2] == [len(pairs) for pairs in second]

@@ -1,0 +1,44 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import layered_llm
+from layered_llm import Engine, SamplingParams
+from support.byte_checkpoint import write_byte_checkpoint
+from support.library import tiny_settings, until_quiescent
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with layered_llm.open_engine(write_byte_checkpoint(tmp_path), **tiny_settings()) as engine:
+        yield engine
+        await until_quiescent(engine)
+
+
+async def test_a_completion_has_the_logprobs_that_were_asked_for(engine: Engine) -> None:
+    completion = await engine.generate("abc", SamplingParams(max_tokens=4, logprobs=2))
+    assert [(97, b"a"), (98, b"b"), (99, b"c"), (97, b"a")] == [(one.token_id, one.token) for one in completion.logprobs]
+    assert [-0.125, -0.25, -0.375, -0.5] == [one.logprob for one in completion.logprobs]
+    assert [(b"b", -0.25), (b"c", -1.25)] == [(one.token, one.logprob) for one in completion.logprobs[1].top]
+
+
+async def test_every_choice_has_its_own(engine: Engine) -> None:
+    completion = await engine.generate("abc", SamplingParams(max_tokens=3, n=2, logprobs=0))
+    assert [[b"a", b"b", b"c"]] * 2 == [[one.token for one in choice.logprobs] for choice in completion.choices]
+    assert {()} == {one.top for choice in completion.choices for one in choice.logprobs}
+
+
+async def test_deltas_add_up_to_the_completion(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=30, logprobs=1, stop=("bcab",))
+    completion = await engine.generate("abc", params)
+    async with engine.open_stream("abc", params) as stream:
+        deltas = [delta async for delta in stream]
+    assert completion.logprobs == tuple(one for delta in deltas for one in delta.logprobs)
+    assert list(completion.token_ids) == [one.token_id for one in completion.logprobs]
+    assert ("a", b"abcab") == (completion.text, b"".join(one.token for one in completion.logprobs))
+
+
+async def test_nothing_is_told_unasked(engine: Engine) -> None:
+    completion = await engine.generate("abc", SamplingParams(max_tokens=3))
+    assert () == completion.logprobs
