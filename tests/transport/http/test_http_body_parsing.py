@@ -5,6 +5,7 @@ import trio
 import trio.testing
 
 from layered_llm.transport.http.body_parsing import LARGE_BODY_BYTES, parsed
+from layered_llm.transport.http.openai_schema.fields import MAX_VALUES, MalformedBody, decode_object
 from support.http_client import CHAT, COMPLETIONS, application, post
 from support.http_engine import FakeEngine, accepting
 
@@ -48,3 +49,11 @@ async def test_a_large_body_is_judged_as_a_small_one_is(path: str, field: str) -
 
     assert exchange.status == 400
     assert exchange.error()["param"] == field
+
+
+@pytest.mark.parametrize(("item", "complaint"), [(b"[],", "lists and objects"), (b"1,", "values")])
+async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(item: bytes, complaint: str) -> None:
+    body = b'{"prompt": [' + item * (MAX_VALUES + 1) + b"1]}"
+
+    with pytest.raises(MalformedBody, match=complaint):
+        decode_object(body)
