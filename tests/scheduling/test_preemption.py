@@ -4,6 +4,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.ids import RequestId
 from support.scheduling_device import counting_script
 from support.scheduling_rig import Rig, admit, limits, policy
 
@@ -96,18 +97,22 @@ def test_a_preempted_choice_comes_before_all_that_wait() -> None:
 
 
 def test_pages_in_quarantine_come_back_before_anybody_is_preempted() -> None:
-    rig = Rig(limits=limits(pages=10, page_size=4), policy=policy(in_flight=2, cache=False))
+    rig = Rig(limits=limits(pages=9, page_size=4), policy=policy(in_flight=2, cache=False))
     for request in (1, 2, 3):
-        rig.admit(admit(request, prompt=7, tokens=10))
-    rig.step()
-    rig.step()
+        rig.admit(admit(request, prompt=7, tokens=9))
+    while rig.scheduler._requests[RequestId(1)].sequences[0].planned_tokens < 12:
+        if rig.launch() is None:
+            rig.finish()
+    rig.finish()
     rig.abort(3)
+    assert (0, 3) == (rig.scheduler.statistics().pages_free, rig.scheduler.statistics().pages_quarantined)
 
-    while not {(1, 0), (2, 0)} <= rig.ended.keys():
-        rig.step()
+    step = rig.launch()
 
-    assert 0 == rig.scheduler.statistics().preemptions
+    assert step is not None
+    assert 0 == step.row_count
     rig.run()
+    assert 0 == rig.scheduler.statistics().preemptions
 
 
 def test_a_choice_that_starts_does_not_cost_another_its_next_page() -> None:

@@ -228,12 +228,7 @@ class Scheduler:
                 self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
 
     def _can_start(self, sequence: Sequence) -> bool:
-        """A choice waits for its own tokens in flight, and for the pages that another choice of its request computes.
-
-        So the prompt of a request with n choices is computed once.
-        """
-        if sequence.resumes_after > self._running.pages.acknowledged:
-            return False
+        """A choice waits for the pages that another one of its request computes, so that their prompt is computed once."""
         return not (self._policy.prefix_cache and self._requests[sequence.request].is_prompt_under_way)
 
     def _cached_tokens(self, sequence: Sequence) -> int:

@@ -82,6 +82,10 @@ class RunningChoices:
 
         A page for each running choice is left, so that nobody who starts is preempted for the next token of another.
         """
+        if sequence.last_step > self.pages.acknowledged:
+            raise InvariantViolated(
+                f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
+            )
         prefix = self.pages.find(sequence.admit.cache_salt, sequence.tokens.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         if missing + self.pages_promised + self.count > self.pages.available:
@@ -193,7 +197,7 @@ class RunningChoices:
     def _make_room(self, planned: PlannedStep, work: list[Work]) -> set[Sequence]:
         """Gets pages for the work, oldest first, at the cost of the youngest; says who has to stand still for want of them.
 
-        Behind one that stands still nobody younger takes a page: it would have to be taken back.
+        Behind one that stands still `spare` is below zero: a page that somebody younger took would have to be taken back.
         """
         standing: set[Sequence] = set()
         spare = self.pages.available
@@ -203,7 +207,7 @@ class RunningChoices:
                 continue
             if not standing:
                 spare += self._preempt_for(planned, sequence, missing - spare)
-            if standing or missing > spare:
+            if missing > spare:
                 standing.add(sequence)
             spare -= missing
         return standing
@@ -222,9 +226,13 @@ class RunningChoices:
         return self.pages.available - before
 
     def _preempt(self, planned: PlannedStep, sequence: Sequence) -> None:
-        """What the choice computed stays in the prefix tree while there is room; it starts again with its output known."""
+        """What the choice computed stays in the prefix tree while there is room; it starts again with its output known.
+
+        Its output is known then: the step that retires its slot is planned now, and the next one only when a step before it,
+        which may sample for the choice, is acknowledged, as two are in flight at most.
+        """
         self.end(sequence)
-        sequence.phase, sequence.resumes_after = Phase.WAITING, sequence.last_step
+        sequence.phase = Phase.WAITING
         planned.preempted.append(sequence)
 
     def _running(self) -> Iterable[Sequence]:

@@ -95,9 +95,7 @@ class Sequence:
     cached_tokens: int | None = None
     """Tokens that were found when it started for the first time."""
     last_step: StepId = NO_STEP
-    """Last step that names the slot and its pages; NO_STEP while the slot is not open in the runtime."""
-    resumes_after: StepId = NO_STEP
-    """A preempted choice starts again when this step, the last one that may sample a token of it, is acknowledged."""
+    """Last step that names the slot and its pages; NO_STEP while a running choice's slot is not open in the runtime."""
     plan_limit_tokens: int = attrs.field(init=False)
     """Where planning ends: the last sampled token is never fed back."""
 

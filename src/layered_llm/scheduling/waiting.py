@@ -74,7 +74,7 @@ class WaitingQueue:
         self._count(sequence, 1)
 
     def first(self, can_start: Callable[[Sequence], bool]) -> Sequence | None:
-        """Who starts next. None where nobody can, and while a preempted choice with credit cannot start yet."""
+        """Who starts next. None where nobody can, and while a preempted choice with credit cannot yet."""
         preempted = [sequence for sequence in self._preempted if sequence.worker.has_credit]
         if preempted:
             oldest = min(preempted, key=arrival)
