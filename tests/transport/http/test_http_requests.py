@@ -267,7 +267,6 @@ UNSUPPORTED = [
     ("tool_choice", "auto"),
     ("functions", [{}]),
     ("response_format", {"type": "json_object"}),
-    ("top_logprobs", 3),
     ("echo", True),
     ("echo", 0),
     ("suffix", "x"),
@@ -278,7 +277,6 @@ UNSUPPORTED = [
     ("use_beam_search", True),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "x"}),
-    ("logprobs", True),
     ("repeat_penalty", 1.1),
     ("typical_p", 0.9),
     ("n_predict", 64),
@@ -296,9 +294,42 @@ def test_a_field_that_would_change_the_output_is_refused_and_not_ignored(field: 
         assert "not supported" in error.message
 
 
-def test_logprobs_false_is_fine_for_chat_and_zero_is_a_demand_for_completions() -> None:
-    assert chat(logprobs=False) == chat()
-    assert completion_error(logprobs=0).param == "logprobs"
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_logprobs_by_a_flag_and_a_number(fields: dict[str, object], expected: int | None) -> None:
+    assert chat(**fields).params.logprobs == expected
+
+
+@pytest.mark.parametrize("count", [0, 5, 20])
+def test_a_completion_asks_for_logprobs_by_a_number_alone(count: int) -> None:
+    assert completion(logprobs=count).params.logprobs == count
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 1}])
+def test_top_logprobs_need_logprobs(fields: dict[str, object]) -> None:
+    error = chat_error(**fields)
+
+    assert error.param == "top_logprobs"
+    assert "logprobs is true" in error.message
+
+
+@pytest.mark.parametrize("value", [-1, 21, "3", True, 1.0])
+def test_a_wrong_number_of_logprobs_is_refused_by_the_name_of_its_field(value: object) -> None:
+    assert chat_error(logprobs=True, top_logprobs=value).param == "top_logprobs"
+    assert completion_error(logprobs=value).param == "logprobs"
+
+
+def test_each_endpoint_has_its_own_way_to_ask_for_logprobs() -> None:
+    assert chat_error(logprobs=1).param == "logprobs"
+    assert completion_error(top_logprobs=1).param == "top_logprobs"
 
 
 def test_roles_and_contents_become_turns() -> None:

@@ -13,10 +13,11 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError, request_failed
 from layered_llm.transport.http.openai_schema import responses
+from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
 
@@ -82,7 +83,8 @@ class StreamedAnswer:
 
     _plan: AnswerPlan
     _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: Tally(self._plan.prompts), takes_self=True))
-    _opened: set[int] = attrs.field(init=False, factory=set)
+    _opened: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
+    """What words the log probabilities of each choice that had output."""
     _completion_tokens: int = attrs.field(init=False, default=0)
 
     @property
@@ -108,12 +110,13 @@ class StreamedAnswer:
         shape = self._plan.shape
         self._completion_tokens += len(delta.token_ids)
         if index not in self._opened:
-            self._opened.add(index)
+            self._opened[index] = shape.start_logprobs()
             opening = shape.opening(index)
             if opening is not None:
                 yield self._chunk(opening)
-        if delta.text:
-            yield self._chunk(shape.piece(index, delta.text))
+        if delta.text or delta.logprobs:
+            logprobs = self._opened[index].write(delta.logprobs) if delta.logprobs else None
+            yield self._chunk(shape.piece(index, delta.text, logprobs))
         name = responses.finish_reason_name(delta.finish_reason)
         if name is not None:
             yield self._chunk(shape.ending(index, name, delta.matched_stop))
@@ -146,6 +149,7 @@ def failure(error: ApiError) -> bytes:
 @attrs.define
 class _GrowingChoice:
     texts: list[str] = attrs.field(factory=list)
+    logprobs: list[SampledLogprob] = attrs.field(factory=list)
     finish_reason: FinishReason = FinishReason.RUNNING
     matched_stop: str | int | None = None
 
@@ -182,6 +186,7 @@ class WholeAnswer:
     def _add_delta(self, index: int, delta: ChoiceDelta) -> None:
         choice = self._choices[index]
         choice.texts.append(delta.text)
+        choice.logprobs.extend(delta.logprobs)
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
     def result(self) -> Json | ApiError:
@@ -195,4 +200,6 @@ class WholeAnswer:
         name = responses.finish_reason_name(choice.finish_reason)
         if name is None:
             raise InvariantViolated(f"request ended without an error while choice {index} was {choice.finish_reason.name}")
-        return self._plan.shape.whole(index, "".join(choice.texts), name, choice.matched_stop)
+        shape = self._plan.shape
+        logprobs = shape.start_logprobs().write(choice.logprobs) if choice.logprobs else None
+        return shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)

@@ -13,7 +13,7 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
+from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.messages import parse_messages
@@ -33,9 +33,10 @@ _MOST_DIGITS: Final = 10
 
 _KNOWN: Final = frozenset(
     {
-        "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "max_completion_tokens", "max_tokens",
-        "messages", "min_p", "min_tokens", "model", "n", "presence_penalty", "prompt", "repetition_penalty", "seed",
-        "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "temperature", "top_k", "top_p",
+        "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs", "max_completion_tokens",
+        "max_tokens", "messages", "min_p", "min_tokens", "model", "n", "presence_penalty", "prompt", "repetition_penalty",
+        "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "temperature", "top_k",
+        "top_logprobs", "top_p",
     }
 )  # fmt: skip
 
@@ -80,7 +81,8 @@ def parse_chat(body: bytes) -> ChatRequest | ApiError:
         fields = read.decode_object(body)
         _log_ignored(fields)
         refuse_unsupported_chat_fields(fields)
-        return ChatRequest(prompt=_chat_prompt(fields), params=_params(fields, None), **_delivery(fields))
+        params = _params(fields, default_max_tokens=None, logprobs=_chat_logprobs(fields))
+        return ChatRequest(prompt=_chat_prompt(fields), params=params, **_delivery(fields))
     except read.MalformedBody as error:
         return bad_request(str(error), code="invalid_json")
     except ParameterError as error:
@@ -93,7 +95,8 @@ def parse_completion(body: bytes) -> CompletionRequest | ApiError:
         fields = read.decode_object(body)
         _log_ignored(fields)
         refuse_unsupported_completion_fields(fields)
-        params = _params(fields, DEFAULT_COMPLETION_TOKENS)
+        logprobs = read.optional_int(fields, "logprobs", 0, MAX_LOGPROBS)
+        params = _params(fields, default_max_tokens=DEFAULT_COMPLETION_TOKENS, logprobs=logprobs)
         prompts = _prompts(fields.get("prompt"))
         if len(prompts) * params.n > MAX_CHOICES_PER_BODY:
             message = f"{len(prompts)} prompts times n={params.n} are more than {MAX_CHOICES_PER_BODY} choices"
@@ -144,7 +147,16 @@ def _token_prompt(param: str, ids: object) -> Prompt:
     return Prompt.of_token_ids(read.token_ids(param, ids, TOKENS_LIMIT))
 
 
-def _params(fields: read.JsonObject, default_max_tokens: int | None) -> SamplingParams:
+def _chat_logprobs(fields: read.JsonObject) -> int | None:
+    """How many of the likeliest tokens are to be told; None where log probabilities are not asked for."""
+    is_asked = read.optional_bool(fields, "logprobs") or False
+    top = read.optional_int(fields, "top_logprobs", 0, MAX_LOGPROBS) or 0
+    if top and not is_asked:
+        raise ParameterError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+    return top if is_asked else None
+
+
+def _params(fields: read.JsonObject, *, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Absent fields are left to the defaults of SamplingParams, which checks the ranges that are not checked here."""
     top_k = read.optional_int(fields, "top_k", -1, TOKENS_LIMIT - 1)
     seed = read.optional_int(fields, "seed", -SEED_LIMIT, SEED_LIMIT - 1)
@@ -160,6 +172,7 @@ def _params(fields: read.JsonObject, default_max_tokens: int | None) -> Sampling
         "presence_penalty": read.optional_number(fields, "presence_penalty"),
         "frequency_penalty": read.optional_number(fields, "frequency_penalty"),
         "logit_bias": _logit_bias(read.optional_object(fields, "logit_bias")),
+        "logprobs": logprobs,
         "seed": None if seed == RANDOM_SEED else seed,
         "stop": _stop(fields.get("stop")),
         "stop_token_ids": _stop_token_ids(fields.get("stop_token_ids")),

@@ -14,6 +14,7 @@ import attrs
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import Usage
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
 from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 Json = dict[str, Any]
@@ -39,14 +40,17 @@ class Shape(Protocol):
     def opening(self, index: int) -> Json | None:
         """The choice of the chunk that comes before a choice's first text, if there is one."""
 
-    def piece(self, index: int, text: str) -> Json:
-        """The choice of a chunk with more text."""
+    def piece(self, index: int, text: str, logprobs: Json | None) -> Json:
+        """The choice of a chunk with more text, or with more tokens that have brought none yet."""
 
     def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
         """The choice of the last chunk of a choice."""
 
-    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str, stop_reason: StopReason) -> Json:
         """The choice of a response that is not streamed."""
+
+    def start_logprobs(self) -> LogprobWriter:
+        """What words the log probabilities of one choice, for `piece` or `whole`."""
 
 
 class ChatShape:
@@ -59,15 +63,18 @@ class ChatShape:
     def opening(self, index: int) -> Json | None:
         return _choice(index, None, delta={"role": "assistant", "content": ""})
 
-    def piece(self, index: int, text: str) -> Json:
-        return _choice(index, None, delta={"content": text})
+    def piece(self, index: int, text: str, logprobs: Json | None) -> Json:
+        return _choice(index, None, logprobs, delta={"content": text})
 
     def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
         return {**_choice(index, finish_reason, delta={}), "stop_reason": stop_reason}
 
-    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str, stop_reason: StopReason) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {**_choice(index, finish_reason, message=message), "stop_reason": stop_reason}
+        return {**_choice(index, finish_reason, logprobs, message=message), "stop_reason": stop_reason}
+
+    def start_logprobs(self) -> LogprobWriter:
+        return ChatLogprobs()
 
 
 class CompletionShape:
@@ -80,22 +87,25 @@ class CompletionShape:
     def opening(self, index: int) -> Json | None:
         return None
 
-    def piece(self, index: int, text: str) -> Json:
-        return _choice(index, None, text=text)
+    def piece(self, index: int, text: str, logprobs: Json | None) -> Json:
+        return _choice(index, None, logprobs, text=text)
 
     def ending(self, index: int, finish_reason: str, stop_reason: StopReason) -> Json:
-        return self.whole(index, "", finish_reason, stop_reason)
+        return self.whole(index, "", None, finish_reason, stop_reason)
 
-    def whole(self, index: int, text: str, finish_reason: str, stop_reason: StopReason) -> Json:
-        return {**_choice(index, finish_reason, text=text), "stop_reason": stop_reason}
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str, stop_reason: StopReason) -> Json:
+        return {**_choice(index, finish_reason, logprobs, text=text), "stop_reason": stop_reason}
+
+    def start_logprobs(self) -> LogprobWriter:
+        return CompletionLogprobs()
 
 
 CHAT: Final[Shape] = ChatShape()
 COMPLETIONS: Final[Shape] = CompletionShape()
 
 
-def _choice(index: int, finish_reason: str | None, **content: object) -> Json:
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(index: int, finish_reason: str | None, logprobs: Json | None = None, **content: object) -> Json:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def finish_reason_name(reason: FinishReason) -> str | None:

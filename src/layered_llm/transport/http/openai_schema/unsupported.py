@@ -61,7 +61,6 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_choice": ("none",),
     "tools": ([],),
     "top_a": (0,),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
@@ -70,8 +69,8 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Name of the field and the values that change nothing; null is always one of them."""
 
-_OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,), "logprobs": (False,)}
-_OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "logprobs": ()}
+_OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,)}
+_OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "top_logprobs": (0,)}
 
 
 def refuse_unsupported_chat_fields(fields: JsonObject) -> None:

@@ -1,0 +1,75 @@
+"""Log probabilities in OpenAI's words, which differ between the two endpoints.
+
+Must not know: choices, chunks, who asked.
+
+What is written piece by piece adds up to what is written at once. A token that is a part of a UTF-8 character is spelled with
+U+FFFD; its bytes are exact. JSON has no minus infinity, so that no logarithm is below `FLOOR`.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from layered_llm.domain.stream import SampledLogprob, TokenLogprob
+
+Json = dict[str, Any]
+
+FLOOR: Final = -9999.0
+_Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
+
+
+class LogprobWriter(Protocol):
+    """Words the log probabilities of one choice."""
+
+    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
+        """Those of the choice's next tokens, at least one."""
+
+
+class ChatLogprobs:
+    """`choices[].logprobs` of `/v1/chat/completions`."""
+
+    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
+        content = [{**_entry(sampled), "top_logprobs": [_entry(one) for one in sampled.top]} for sampled in logprobs]
+        return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of `/v1/completions`. Knows how far the choice's text is, which `text_offset` counts."""
+
+    def __init__(self) -> None:
+        self._decoder = _Utf8Decoder("replace")
+        self._chars = 0
+
+    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
+        return {
+            "text_offset": [self._place(sampled.token) for sampled in logprobs],
+            "token_logprobs": [_floored(sampled.logprob) for sampled in logprobs],
+            "tokens": [_spelled(sampled.token) for sampled in logprobs],
+            "top_logprobs": [_by_spelling(sampled) for sampled in logprobs],
+        }
+
+    def _place(self, token: bytes) -> int:
+        """Characters of the tokens before this one; a character counts with the token that completes it."""
+        place = self._chars
+        self._chars += len(self._decoder.decode(token))
+        return place
+
+
+def _entry(one: TokenLogprob) -> Json:
+    return {"token": _spelled(one.token), "logprob": _floored(one.logprob), "bytes": list(one.token)}
+
+
+def _by_spelling(sampled: SampledLogprob) -> dict[str, float]:
+    """The likeliest first, and the sampled token; of tokens that are spelled alike the likeliest one."""
+    words: dict[str, float] = {}
+    for one in (*sampled.top, sampled):
+        words.setdefault(_spelled(one.token), _floored(one.logprob))
+    return words
+
+
+def _spelled(token: bytes) -> str:
+    return token.decode(errors="replace")
+
+
+def _floored(logprob: float) -> float:
+    return max(logprob, FLOOR)

@@ -1,0 +1,175 @@
+import itertools
+import json
+import math
+import random
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion import Completion
+
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import SampledLogprob, TokenLogprob
+from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.openai_schema import responses
+from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs
+from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
+from layered_llm.transport.http.sources import Batch
+from support.http_client import CHAT, COMPLETIONS, MESSAGES, application, post
+from support.http_engine import FakeEngine, answering, ended, text_delta
+
+
+def sampled(token: bytes, logprob: float = -0.5, *top: tuple[bytes, float], token_id: int = 7) -> SampledLogprob:
+    likeliest = tuple(TokenLogprob(token_id=place, token=one, logprob=value) for place, (one, value) in enumerate(top))
+    return SampledLogprob(token_id=token_id, token=token, logprob=logprob, top=likeliest)
+
+
+HI = (sampled(b"H", -0.25, (b"H", -0.25), (b"Y", -1.5)), sampled(b"i", -2.0, (b"o", -0.125), (b"i", -2.0)))
+ANSWER = answering(
+    text_delta("Hi", token_ids=(1, 2), logprobs=HI),
+    text_delta("", token_ids=(3,), finish_reason=FinishReason.STOP, logprobs=(sampled(b"<|end|>", -0.0),)),
+    ended(),
+)
+
+
+async def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest_ones() -> None:
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+
+    exchange = await post(application(FakeEngine(ANSWER)), CHAT, body)
+
+    (choice,) = ChatCompletion.model_validate(exchange.json()).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [one.token for one in choice.logprobs.content] == ["H", "i", "<|end|>"]
+    assert exchange.json()["choices"][0]["logprobs"]["content"][1] == {
+        "token": "i",
+        "logprob": -2.0,
+        "bytes": [105],
+        "top_logprobs": [
+            {"token": "o", "logprob": -0.125, "bytes": [111]},
+            {"token": "i", "logprob": -2.0, "bytes": [105]},
+        ],
+    }
+
+
+async def test_a_completion_tells_tokens_their_places_and_the_likeliest_by_spelling() -> None:
+    exchange = await post(application(FakeEngine(ANSWER)), COMPLETIONS, {"prompt": "x", "logprobs": 2})
+
+    Completion.model_validate(exchange.json())
+    assert exchange.json()["choices"][0]["logprobs"] == {
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [-0.25, -2.0, 0.0],
+        "tokens": ["H", "i", "<|end|>"],
+        "top_logprobs": [{"H": -0.25, "Y": -1.5}, {"o": -0.125, "i": -2.0}, {"<|end|>": 0.0}],
+    }
+
+
+async def test_a_streamed_token_without_text_is_told_too() -> None:
+    exchange = await post(application(FakeEngine(ANSWER)), CHAT, {"messages": MESSAGES, "logprobs": True, "stream": True})
+
+    items = exchange.body.decode().split("\n\n")[:-2]
+    chunks = [ChatCompletionChunk.model_validate(json.loads(item.removeprefix("data: "))) for item in items]
+    told = [chunk.choices[0].logprobs for chunk in chunks]
+    tokens = [one.token for logprobs in told if logprobs is not None for one in logprobs.content or ()]
+    assert tokens == ["H", "i", "<|end|>"]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_what_is_asked_for_reaches_the_engine() -> None:
+    engine = FakeEngine(ANSWER)
+    await post(application(engine), CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 3})
+    await post(application(engine), COMPLETIONS, {"prompt": "x", "logprobs": 4})
+    await post(application(engine), COMPLETIONS, {"prompt": "x"})
+
+    assert [stream.params.logprobs for stream in engine.streams] == [3, 4, None]
+
+
+def test_a_part_of_a_character_is_spelled_with_a_replacement_and_keeps_its_bytes() -> None:
+    first, second = ChatLogprobs().write([sampled(b"\xc3"), sampled(b"\xa9")])["content"]
+
+    assert (first["token"], first["bytes"]) == ("\ufffd", [0xC3])
+    assert (second["token"], second["bytes"]) == ("\ufffd", [0xA9])
+
+
+def test_a_character_counts_in_offsets_with_the_token_that_completes_it() -> None:
+    tokens = [sampled(part) for part in (b"a", b"\xc3", b"\xa9", b"b", b"\xff", b"c")]
+
+    assert CompletionLogprobs().write(tokens)["text_offset"] == [0, 1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, -1e30])
+def test_no_logprob_is_below_the_floor(logprob: float) -> None:
+    (told,) = ChatLogprobs().write([sampled(b"a", logprob, (b"b", logprob))])["content"]
+
+    assert (told["logprob"], told["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+
+
+def test_of_tokens_that_are_spelled_alike_the_likeliest_is_told() -> None:
+    words = CompletionLogprobs().write([sampled(b"\xc3", -3.0, (b"\xff", -1.0), (b"x", -2.0))])
+
+    assert words["top_logprobs"] == [{"\ufffd": -1.0, "x": -2.0}]
+    assert words["token_logprobs"] == [-3.0]
+
+
+def random_tokens(rng: random.Random) -> list[SampledLogprob]:
+    text = "".join(rng.choice(["a", "é", "語", "🙂", " "]) for _ in range(rng.randrange(1, 8))).encode()
+    cuts = sorted({0, len(text), *(rng.randrange(1, len(text) + 1) for _ in range(4))})
+    parts = [text[start:stop] for start, stop in itertools.pairwise(cuts)]
+    return [sampled(part, -rng.random(), (b"x", -rng.random())) for part in parts]
+
+
+def whole_and_streamed(shape: Shape, deltas: list[tuple[SampledLogprob, ...]]) -> tuple[Any, list[Any]]:
+    head = ResponseHead(id="x-1", created_s=1, model="m")
+    plan = AnswerPlan(
+        shape=shape, head=head, prompts=1, choices_per_prompt=1, prompt_tokens=1, include_usage=False, continuous_usage=False
+    )
+    events = [text_delta("", logprobs=part) for part in deltas[:-1]]
+    events.append(text_delta("", logprobs=deltas[-1], finish_reason=FinishReason.LENGTH))
+    batches: list[Batch] = [*(((0, event),) for event in events), ((0, ended()),)]
+    whole, streamed = WholeAnswer(plan), StreamedAnswer(plan)
+    for batch in batches:
+        whole.add(batch)
+    data = b"".join(map(streamed.encode, batches)).decode()
+    body = whole.result()
+    assert not isinstance(body, ApiError)
+    chunks = [json.loads(item.removeprefix("data: ")) for item in data.split("\n\n")[:-2]]
+    pieces = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"] is not None]
+    return body["choices"][0]["logprobs"], pieces
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(), st.sampled_from([responses.CHAT, responses.COMPLETIONS]))
+def test_pieces_of_a_stream_add_up_to_the_whole(seed: int, shape: Shape) -> None:
+    rng = random.Random(seed)
+    tokens = random_tokens(rng)
+    cuts = sorted({0, len(tokens), *(rng.randrange(0, len(tokens) + 1) for _ in range(3))})
+    deltas = [tuple(tokens[start:stop]) for start, stop in itertools.pairwise(cuts)]
+
+    whole, pieces = whole_and_streamed(shape, deltas)
+
+    lists = [name for name, value in whole.items() if isinstance(value, list)]
+    assert {name: whole[name] for name in lists} == {name: [one for piece in pieces for one in piece[name]] for name in lists}
+    assert len(tokens) == len(whole[lists[0]])
+
+
+def test_a_choice_has_offsets_of_its_own() -> None:
+    head = ResponseHead(id="x-1", created_s=1, model="m")
+    plan = AnswerPlan(
+        shape=responses.COMPLETIONS,
+        head=head,
+        prompts=1,
+        choices_per_prompt=2,
+        prompt_tokens=1,
+        include_usage=False,
+        continuous_usage=False,
+    )
+    answer = StreamedAnswer(plan)
+    first = text_delta("ab", logprobs=(sampled(b"ab"),))
+    events = [first, attrs.evolve(first, choice=1), first]
+    chunks = answer.encode(tuple((0, event) for event in events)).decode().split("\n\n")[:-1]
+    offsets = [json.loads(item.removeprefix("data: "))["choices"][0]["logprobs"]["text_offset"] for item in chunks]
+    assert offsets == [[0], [0], [2]]
