@@ -12,12 +12,17 @@ SOURCE = Path(layered_llm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 NURSERY_FIELDS = {
+    "service/library/background.py:_Running": "for jobs from other threads, which start inside of the block that opened it",
     "transport/http/connection.py:Exchange": "handed to the handlers of one exchange, which is opened and closed around them",
 }
 SHIELDS_WITHOUT_DEADLINE = {
     "service/embedded.py:_run_runtime": "a thread cannot be cancelled; the context is shut down under it, which ends it",
     "service/embedded.py:open": "the engine outlives what cancels its user; the block that yields it cancels this scope itself",
+    "service/library/opening.py:_open_process_client": "as in embedded.py",
     "service/engine_host.py:_stay_until": "gets its deadline when the server leaves, from a task beside it",
+}
+BROAD_HANDLERS = {
+    "service/chat/host.py:_run": "the end of a thread: the exception is raised again in the one that waits for it",
 }
 FORBIDDEN_CALLS = ("create_task", "ensure_future", "spawn_system_task", "start_thread_soon", "start_guest_run")
 
@@ -157,8 +162,8 @@ def test_every_shield_has_a_deadline_but_those_named_here() -> None:
     assert set(SHIELDS_WITHOUT_DEADLINE) == found
 
 
-def test_nothing_swallows_a_cancellation() -> None:
-    assert [] == [found for path, tree in parsed() for found in broad_handlers(path, tree)]
+def test_nothing_swallows_a_cancellation_but_the_ends_of_threads() -> None:
+    assert set(BROAD_HANDLERS) == {found for path, tree in parsed() for found in broad_handlers(path, tree)}
 
 
 PLANTED = {

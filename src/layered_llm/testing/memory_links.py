@@ -6,7 +6,7 @@ What holds for the real links holds here: each pair of ends is first in, first o
 is refused as UNREACHABLE, one to a peer whose queue is full as FULL; what is on its way to an end that closes is lost; a
 cancelled receive loses nothing. Unlike there, a message is the same object on both sides: messages are frozen values.
 
-`kill` and `stall` do to an end what the death and the suspension of its process do to a real one.
+`kill`, `stall` and `garble` do to an end what the death, the suspension and the madness of its process do to a real one.
 """
 
 import contextlib
@@ -222,6 +222,10 @@ class MemoryLinks:
         for address in self._addresses.values():
             if address.outbound.pop(name, None) is not None and loses_sent:
                 address.inbound.drop(lambda entry: entry[0] == name)
+
+    def garble(self, address: str, name: str) -> None:
+        """What the end bound at `address` receives next from `name` is no message."""
+        self._at(address).inbound.put((name, Garbled(reason="garbled on purpose")))
 
     def stall(self, name: str) -> None:
         """The process behind `name` takes no messages until `resume`; they queue up to the limit, then sends are FULL."""

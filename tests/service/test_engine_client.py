@@ -1,0 +1,254 @@
+import contextlib
+
+import pytest
+import trio
+
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import ApiId, TextId
+from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import (
+    ApiToSupervisor,
+    EnginePhase,
+    EngineState,
+    EngineStatus,
+    Role,
+)
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
+from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.supervision import STATE_TIMEOUT_S
+from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.outbox import Outbox
+
+READY = EngineStatus(phase=EnginePhase.READY, generation=1, supervisor_pid=1, detail="ready")
+RESTARTING = EngineStatus(phase=EnginePhase.RESTARTING, generation=1, supervisor_pid=1, detail="restarting: it died")
+PROMPT = Prompt.of_text("hello")
+
+
+class Sink:
+    """A link that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.taken: list[ApiToText] = []
+
+    async def send(self, message: ApiToText) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(message)
+
+
+def connection(index: int = 0, capacity: int = 100) -> TextConnection:
+    return TextConnection(TextId(index), Outbox(capacity))
+
+
+def ready_client(*texts: TextConnection, max_open_requests: int = 100) -> EngineClient:
+    client = EngineClient(api=ApiId(5), pid=1, max_open_requests=max_open_requests, draw_seed=lambda: 77)
+    client.on_status(READY, texts)
+    return client
+
+
+def opened(client: EngineClient, owner: contextlib.ExitStack, **params: int) -> RequestStream:
+    stream = client.open(owner, PROMPT, SamplingParams(**params))  # type: ignore[arg-type]  # plain integers only
+    assert isinstance(stream, RequestStream)
+    return stream
+
+
+def refusal(client: EngineClient) -> RejectReason:
+    with contextlib.ExitStack() as owner:
+        rejected = client.open(owner, PROMPT, SamplingParams())
+    assert isinstance(rejected, Rejected)
+    return rejected.reason
+
+
+async def emitted(text: TextConnection) -> list[ApiToText]:
+    sink = Sink()
+    await text.outbox.drain(sink)
+    return sink.taken
+
+
+def maps(client: EngineClient) -> list[int]:
+    return [size for _, size in client.report(0).maps]
+
+
+async def test_a_request_goes_to_the_text_worker_with_the_fewest() -> None:
+    first, second = connection(0), connection(1)
+    client = ready_client(first, second)
+    with contextlib.ExitStack() as owner, contextlib.ExitStack() as other:
+        streams = [opened(client, owner), opened(client, other), opened(client, owner)]
+        assert [first, second, first] == [stream.connection for stream in streams]
+
+        other.close()
+        assert second is opened(client, owner).connection
+        assert second is opened(client, owner).connection
+
+
+async def test_everything_about_a_request_goes_through_one_outbox() -> None:
+    first, second = connection(0), connection(1)
+    client = ready_client(first, second)
+    with contextlib.ExitStack() as owner:
+        opened(client, owner)
+        request = opened(client, owner).request
+
+    submit, abort = await emitted(second)
+    assert isinstance(submit, Submit)
+    assert request == submit.request
+    assert Abort(request=request, reason=AbortReason.CLIENT_GONE) == abort
+
+
+async def test_leaving_the_owner_emits_one_abort_at_once() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        stream.close(AbortReason.TIMEOUT)
+        stream.close(AbortReason.CLIENT_GONE)
+
+    assert 2 == text.outbox.pending
+    assert 0 == text.outbox.reserved
+    assert stream.was_left
+    assert [0, 0, 0] == maps(client)
+
+
+async def test_a_full_outbox_refuses_since_the_abort_could_not_be_sent() -> None:
+    text = connection(capacity=2 * SLOTS_OF_A_REQUEST - 1)
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        opened(client, owner)
+
+        assert RejectReason.QUEUE_FULL is refusal(client)
+        assert 1 == text.outbox.reserved
+    assert 2 == text.outbox.pending
+
+
+async def test_a_process_holds_a_limited_number_of_requests() -> None:
+    client = ready_client(connection(), max_open_requests=1)
+    with contextlib.ExitStack() as owner:
+        opened(client, owner)
+        assert RejectReason.QUEUE_FULL is refusal(client)
+    with contextlib.ExitStack() as owner:
+        opened(client, owner)
+
+
+async def test_no_request_is_taken_before_the_engine_is_ready() -> None:
+    client = ready_client(connection())
+    client.on_status(RESTARTING, ())
+
+    assert RejectReason.SHUTTING_DOWN is refusal(client)
+
+
+async def test_a_rejected_request_gives_its_abort_slot_back() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        client.on_text(Rejected(request=stream.request, reason=RejectReason.EMPTY_PROMPT, message="empty"))
+        assert 0 == text.outbox.reserved
+
+    assert 1 == len(await emitted(text))
+    assert [0, 0, 0] == maps(client)
+
+
+async def test_a_generation_that_ends_loses_its_requests_and_owes_nothing() -> None:
+    text, next_text = connection(), connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        client.on_text(Accepted(request=stream.request, prompt_tokens=1))
+        client.on_status(RESTARTING, ())
+        client.on_status(READY, (next_text,))
+
+        with pytest.raises(EngineLost):
+            await stream.receive()
+    assert 0 == next_text.outbox.pending
+    assert [0, 0, 0] == maps(client)
+
+
+async def test_a_status_of_the_same_generation_loses_nothing() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        client.on_status(READY, (text,))
+
+        assert not stream.is_over
+
+
+async def test_a_reader_that_waits_hears_of_the_loss() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _wait() -> None:
+                with pytest.raises(EngineLost):
+                    await stream.verdict()
+
+            await trio.testing.wait_all_tasks_blocked()
+            client.on_status(RESTARTING, ())
+
+
+async def test_closing_everything_aborts_each_request_and_tells_its_reader() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        streams = [opened(client, owner) for _ in range(2)]
+        client.close_all(AbortReason.SHUTDOWN)
+        for stream in streams:
+            with pytest.raises(EngineLost):
+                await stream.verdict()
+
+    aborts = [message for message in await emitted(text) if isinstance(message, Abort)]
+    assert [AbortReason.SHUTDOWN] * 2 == [abort.reason for abort in aborts]
+
+
+async def test_what_comes_for_a_request_that_was_left_is_counted() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        request = opened(client, owner).request
+    client.on_text(Accepted(request=request, prompt_tokens=1))
+
+    assert 1.0 == dict(client.report(0).samples)["layered_llm_late_rows_total"]
+
+
+async def test_a_seed_is_drawn_for_a_request_that_has_none() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        opened(client, owner)
+        opened(client, owner, seed=3)
+
+    assert [77, 3] == [message.params.seed for message in await emitted(text) if isinstance(message, Submit)]
+
+
+async def test_the_supervisor_answers_for_everybody() -> None:
+    client, outbox = ready_client(connection()), Outbox[ApiToSupervisor](10)
+    client.on_supervisor(outbox)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _ask() -> None:
+            assert EngineState(query=1, reports=(), silent=("text-0",)) == await client.state()
+
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1 == outbox.pending
+        client.on_state(EngineState(query=9, reports=(), silent=()))
+        client.on_state(EngineState(query=1, reports=(), silent=("text-0",)))
+
+
+async def test_a_supervisor_that_does_not_answer_is_named(autojump_clock: trio.testing.MockClock) -> None:
+    client, outbox = ready_client(connection()), Outbox[ApiToSupervisor](10)
+    client.on_supervisor(outbox)
+
+    state = await client.state()
+
+    assert (Role.SUPERVISOR.value,) == state.silent
+    assert [Role.API] == [report.role for report in state.reports]
+    assert 2 * STATE_TIMEOUT_S == pytest.approx(trio.current_time())
+
+
+async def test_without_a_supervisor_the_process_reports_itself() -> None:
+    state = await ready_client(connection()).state()
+
+    assert (Role.SUPERVISOR.value,) == state.silent

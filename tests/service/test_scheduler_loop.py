@@ -1,0 +1,258 @@
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from layered_llm.domain.columns import pack_i32, unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
+from layered_llm.domain.limits import EngineLimits, RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import (
+    ExecuteStep,
+    RuntimeReady,
+    RuntimeToScheduler,
+    SchedulerToRuntime,
+    StepCompleted,
+    StepFailed,
+)
+from layered_llm.domain.messages.supervision import (
+    ApiDied,
+    EngineToSupervisor,
+    Heartbeat,
+    ProcessReady,
+    Role,
+    StateQuery,
+    StateReport,
+    Stop,
+    SupervisorToEngine,
+)
+from layered_llm.domain.messages.text_scheduler import (
+    AbortRequest,
+    Admit,
+    Queued,
+    RequestsFinished,
+    SchedulerToText,
+    TextToScheduler,
+    TokenSampling,
+    TokensEmitted,
+)
+from layered_llm.service.scheduler import scheduling_policy, work_scheduler
+from layered_llm.service.scheduler_loop import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, RuntimeFailed, StepOverdue
+from layered_llm.service.settings import Settings
+from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
+from support.service_ends import ADDRESSES, TEST_S, TEXT_NAME
+
+LIMITS = RuntimeLimits(pages=16, page_size_tokens=4, slots=4, context_tokens=64, vocabulary_size=300)
+READY = RuntimeReady(limits=LIMITS, pid=7)
+PROMPT_TOKENS = 5
+SAMPLING = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1, min_tokens=0, end_ids=())
+
+
+def request(counter: int) -> RequestId:
+    return compose_request_id(ApiId(1), counter)
+
+
+def admit(counter: int = 1, max_tokens: int = 4) -> Admit:
+    return Admit(
+        request=request(counter),
+        choices=1,
+        prompt_ids=pack_i32(range(PROMPT_TOKENS)),
+        max_tokens=max_tokens,
+        sampling=SAMPLING,
+    )
+
+
+@attrs.define(eq=False, kw_only=True)
+class Ends:
+    """What stands around the scheduler."""
+
+    links: MemoryLinks
+    text: MemoryDealerLink[TextToScheduler, SchedulerToText]
+    runtime: MemoryDealerLink[RuntimeToScheduler, SchedulerToRuntime]
+    supervisor: MemoryPeerLink[SupervisorToEngine, EngineToSupervisor]
+    loop: trio.Nursery
+    _heard: list[EngineToSupervisor] = attrs.field(factory=list)
+
+    async def reported(self) -> EngineToSupervisor:
+        """The next word to the supervisor that is no heartbeat."""
+        while not self._heard:
+            received = [message for _peer, message in await self.supervisor.receive()]
+            self._heard.extend(message for message in received if not isinstance(message, Heartbeat))  # type: ignore[misc]  # none is garbled
+        return self._heard.pop(0)
+
+    async def told(self, count: int) -> list[SchedulerToText]:
+        """The first `count` words to the text worker."""
+        words: list[SchedulerToText] = []
+        while len(words) < count:
+            words.extend(await self.text.receive())
+        return words
+
+    async def step(self) -> ExecuteStep:
+        (step,) = await self.runtime.receive()
+        return step
+
+    async def complete(self, step: ExecuteStep, *token_ids: int, open_slots: int = 1) -> None:
+        await self.runtime.send(
+            StepCompleted(step=step.step, token_ids=pack_i32(token_ids), device_us=1, open_slots=open_slots)
+        )
+
+    def order(self, message: SupervisorToEngine) -> None:
+        self.supervisor.send_nowait("scheduler-0", message)
+
+
+@contextlib.asynccontextmanager
+async def scheduler_ends(first_word: RuntimeToScheduler = READY) -> AsyncIterator[Ends]:
+    links = MemoryLinks()
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        supervisor = enter(links.bind_supervisor_for_engine(ADDRESSES.supervisor))
+        text = enter(links.connect_text_to_scheduler(ADDRESSES.scheduler, TEXT_NAME))
+        runtime = enter(links.connect_runtime_to_scheduler(ADDRESSES.runtime(0)))
+        enter(trio.fail_after(TEST_S))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings()))
+            ends = Ends(links=links, text=text, runtime=runtime, supervisor=supervisor, loop=nursery)
+            await runtime.send(first_word)
+            yield ends
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def raises_alone(error: type[Exception], match: str) -> Iterator[None]:
+    with pytest.RaisesGroup(pytest.RaisesExc(error, match=match), flatten_subgroups=True):
+        yield
+
+
+async def test_the_scheduler_is_ready_when_the_runtime_is_and_tells_the_limits(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        limits = EngineLimits(context_tokens=64, vocabulary_size=300)
+
+        assert ProcessReady(role=Role.SCHEDULER, index=0, limits=limits) == await ends.reported()
+
+
+async def test_a_request_is_queued_planned_and_told_its_tokens(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.text.send(admit())
+        step = await ends.step()
+        await ends.complete(step, 42)
+        queued, emitted = await ends.told(2)
+
+        assert Queued(request=request(1)) == queued
+        assert isinstance(emitted, TokensEmitted)
+        assert [42] == unpack_i32(emitted.token_ids).tolist()
+        assert [PROMPT_TOKENS] == unpack_i32(step.counts).tolist()
+
+
+async def test_an_abort_retires_the_slot_by_a_step_without_rows(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.text.send(admit())
+        step = await ends.step()
+        await ends.text.send(AbortRequest(request=request(1), reason=AbortReason.CLIENT_GONE))
+        await trio.testing.wait_all_tasks_blocked()
+        await ends.complete(step, 42)
+        retiring = await ends.step()
+
+        assert 1 == len(unpack_i32(retiring.retired))
+        assert 0 == retiring.row_count
+        *_, finished = await ends.told(2)
+        assert isinstance(finished, RequestsFinished)
+
+
+async def test_a_step_that_does_not_come_back_is_overdue_in_proportion_to_its_tokens(autojump_clock: MockClock) -> None:
+    with raises_alone(StepOverdue, "did not answer a step in time"):
+        async with scheduler_ends() as ends:
+            await ends.text.send(admit())
+            await trio.sleep(10_000.0)
+    assert STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * PROMPT_TOKENS == pytest.approx(trio.current_time())
+
+
+async def test_each_step_has_a_deadline_of_its_own(autojump_clock: MockClock) -> None:
+    with raises_alone(StepOverdue, "did not answer a step in time"):
+        async with scheduler_ends() as ends:
+            await ends.text.send(admit())
+            step = await ends.step()
+            await trio.sleep(STEP_DEADLINE_S)
+            await ends.complete(step, 42)
+            await trio.sleep(10_000.0)
+    assert 2 * STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S == pytest.approx(trio.current_time())
+
+
+async def test_an_idle_runtime_is_never_overdue(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await trio.sleep(10 * STEP_DEADLINE_S)
+        await ends.text.send(admit())
+
+        assert 1 == (await ends.step()).row_count
+
+
+async def test_a_step_that_failed_ends_the_scheduler_with_the_runtimes_words(autojump_clock: MockClock) -> None:
+    with raises_alone(RuntimeFailed, "step 1: out of memory"):
+        async with scheduler_ends() as ends:
+            await ends.text.send(admit())
+            step = await ends.step()
+            await ends.runtime.send(StepFailed(step=step.step, message="out of memory"))
+            await trio.sleep(1.0)
+
+
+async def test_a_text_worker_that_sends_garbage_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "text-0 sent what is no message"):
+        async with scheduler_ends() as ends:
+            ends.links.garble(ADDRESSES.scheduler, TEXT_NAME)
+            await trio.sleep(1.0)
+
+
+async def test_a_text_worker_that_cannot_be_reached_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "text worker 0 is unreachable"):
+        async with scheduler_ends() as ends:
+            await ends.text.send(admit())
+            ends.links.kill(TEXT_NAME, loses_sent=False)
+            await trio.sleep(1.0)
+
+
+async def test_a_runtime_that_is_ready_twice_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "ready once"):
+        async with scheduler_ends() as ends:
+            await ends.reported()
+            await ends.runtime.send(READY)
+            await trio.sleep(1.0)
+
+
+async def test_a_runtime_whose_first_word_is_another_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "first word"):
+        async with scheduler_ends(StepFailed(step=1, message="no")):  # type: ignore[arg-type]  # a plain number will do
+            await trio.sleep(1.0)
+
+
+async def test_an_order_for_text_workers_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "is for text workers"):
+        async with scheduler_ends() as ends:
+            ends.order(ApiDied(api=ApiId(1)))
+            await trio.sleep(1.0)
+
+
+async def test_the_scheduler_reports_for_the_runtime_too(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.reported()
+        await ends.text.send(admit(max_tokens=1))
+        await ends.complete(await ends.step(), 42)
+        await ends.step()
+        ends.order(StateQuery(query=5))
+        runtime, scheduler = await ends.reported(), await ends.reported()
+
+        assert isinstance(runtime, StateReport)
+        assert isinstance(scheduler, StateReport)
+        assert (Role.RUNTIME, 7, 1) == (runtime.role, runtime.pid, runtime.open_requests)
+        assert (Role.SCHEDULER, 5, 0) == (scheduler.role, scheduler.query, scheduler.open_requests)
+
+
+async def test_stop_ends_the_scheduler(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.reported()
+        ends.order(Stop())
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert not ends.loop.child_tasks

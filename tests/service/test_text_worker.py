@@ -1,0 +1,211 @@
+import pytest
+import trio
+from trio.testing import MockClock
+
+from layered_llm.domain.columns import unpack_i64
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import ApiId, StepId
+from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, StateQuery, StateReport, Stop
+from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
+from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
+from layered_llm.service.text_worker import LONG_PREPARATIONS
+from layered_llm.testing.byte_text import byte_text_files
+from layered_llm.text.core import Preparation, Prepared
+from layered_llm.text.preparation import LONG_WORK_CHARS
+from support.service_ends import ADDRESSES, LIMITS, finished, submit, text_ends, tokens
+
+API, OTHER = ApiId(1), ApiId(2)
+LONG = "x" * (LONG_WORK_CHARS + 1)
+
+
+async def prepare_at_once(preparation: Preparation) -> Prepared | Rejected:
+    await trio.lowlevel.checkpoint()
+    return preparation.run()
+
+
+class Workshop:
+    """Prepares long prompts when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = trio.Event()
+
+    async def prepare(self, preparation: Preparation) -> Prepared | Rejected:
+        self.begun += 1
+        await self.go.wait()
+        return preparation.run()
+
+
+async def test_a_submit_becomes_an_admit_and_its_queued_an_accepted(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        message = submit(API, 1)
+        await ends.apis[API].send(message)
+        admit = await ends.ordered()
+        ends.answer(Queued(request=message.request))
+
+        assert isinstance(admit, Admit)
+        assert (Accepted(request=message.request, prompt_tokens=5),) == await ends.apis[API].receive()
+
+
+async def test_tokens_become_text_and_are_acknowledged(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        message = submit(API, 1)
+        await ends.apis[API].send(message)
+        await ends.ordered()
+        ends.answer(Queued(request=message.request), tokens(1, [(message.request, 0, ord("a"))]))
+        _accepted, emitted = await ends.apis[API].receive()
+
+        assert isinstance(emitted, TextEmitted)
+        assert ("a",) == emitted.texts
+        assert StepsTaken(step=StepId(1)) == await ends.ordered()
+
+
+async def test_long_prompts_are_prepared_aside_a_few_at_a_time(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare) as ends:
+        for counter in range(LONG_PREPARATIONS + 1):
+            await ends.apis[API].send(submit(API, counter, LONG))
+        await ends.apis[API].send(submit(API, 9))
+        short = await ends.ordered()
+
+        assert isinstance(short, Admit)
+        assert submit(API, 9).request == short.request
+        assert LONG_PREPARATIONS == workshop.begun
+
+        workshop.go.set()
+        admitted = [await ends.ordered() for _ in range(LONG_PREPARATIONS + 1)]
+        assert all(isinstance(order, Admit) for order in admitted)
+
+
+async def test_a_request_that_is_aborted_while_it_is_prepared_is_never_admitted(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare) as ends:
+        await ends.apis[API].send(submit(API, 1, LONG))
+        await ends.apis[API].send(Abort(request=submit(API, 1).request, reason=AbortReason.CLIENT_GONE))
+        await trio.testing.wait_all_tasks_blocked()
+        workshop.go.set()
+        await ends.apis[API].send(submit(API, 2))
+        first = await ends.ordered()
+
+        assert isinstance(first, Admit)
+        assert submit(API, 2).request == first.request
+
+
+async def test_an_api_that_takes_nothing_loses_its_requests_and_nobody_else_waits(autojump_clock: MockClock) -> None:
+    async with text_ends(API, OTHER, prepare_long=prepare_at_once, high_water_mark=2) as ends:
+        slow, quick = submit(API, 1), submit(OTHER, 1)
+        for message in (slow, quick):
+            await ends.apis[API if message is slow else OTHER].send(message)
+            await ends.ordered()
+        ends.links.stall(api_peer_name(API))
+        ends.answer(Queued(request=slow.request), Queued(request=quick.request))
+        for step in range(1, 4):
+            ends.answer(tokens(step, [(slow.request, step - 1, ord("a")), (quick.request, step - 1, ord("a"))]))
+            await ends.apis[OTHER].receive()
+        orders = [await ends.ordered() for _ in range(4)]
+
+        assert AbortRequest(request=slow.request, reason=AbortReason.SLOW_CONSUMER) in orders
+        assert 1 == sum(isinstance(order, AbortRequest) for order in orders)
+
+
+async def test_an_api_that_fell_behind_gets_all_it_is_owed_when_it_takes_messages_again(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once, high_water_mark=2) as ends:
+        running, unanswered = submit(API, 1), submit(API, 2)
+        for message in (running, unanswered):
+            await ends.apis[API].send(message)
+            await ends.ordered()
+        ends.links.stall(api_peer_name(API))
+        ends.answer(Queued(request=running.request))
+        for step in range(1, 4):
+            ends.answer(tokens(step, [(running.request, step - 1, ord("a"))]))
+        await trio.testing.wait_all_tasks_blocked()
+        ends.links.resume(api_peer_name(API))
+        taken = list(await ends.apis[API].receive())
+        while not (isinstance(taken[-1], TextEmitted) and taken[-1].ended):
+            taken.extend(await ends.apis[API].receive())
+
+        assert isinstance(taken[0], Accepted)
+        assert [unanswered.request] == [message.request for message in taken if isinstance(message, Rejected)]
+        texts = [message for message in taken if isinstance(message, TextEmitted)]
+        assert "aa" == "".join(text for message in texts for text in message.texts)
+        assert [running.request] == [request for message in texts for request in unpack_i64(message.ended)]
+        assert texts[-1].ended_errors[0] is not None
+
+
+async def test_what_an_api_is_owed_is_dropped_when_it_dies(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once, high_water_mark=1) as ends:
+        message = submit(API, 1)
+        await ends.apis[API].send(message)
+        await ends.ordered()
+        ends.links.stall(api_peer_name(API))
+        ends.answer(Queued(request=message.request), tokens(1, [(message.request, 0, ord("a"))]))
+        await trio.testing.wait_all_tasks_blocked()
+        ends.order(ApiDied(api=API))
+        await trio.testing.wait_all_tasks_blocked()
+        ends.links.resume(api_peer_name(API))
+        assert (Accepted(request=message.request, prompt_tokens=5),) == await ends.apis[API].receive()
+        with trio.move_on_after(5 * HEARTBEAT_INTERVAL_S) as scope:
+            await ends.apis[API].receive()
+
+        assert scope.cancelled_caught
+
+
+async def test_a_dead_api_process_leaves_nothing(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        message = submit(API, 1)
+        await ends.apis[API].send(message)
+        await ends.ordered()
+        ends.answer(Queued(request=message.request))
+        ends.order(ApiDied(api=API))
+        assert AbortRequest(request=message.request, reason=AbortReason.PEER_DIED) == await ends.ordered()
+        ends.answer(finished(message.request, FinishReason.ABORT, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        ends.order(StateQuery(query=3))
+        report = await ends.reported()
+
+        assert isinstance(report, StateReport)
+        assert (3, Role.TEXT, 0) == (report.query, report.role, report.open_requests)
+        assert [0, 0] == [size for _, size in report.maps]
+        assert () == report.violations
+
+
+async def test_an_api_process_that_sends_garbage_loses_its_requests(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        message = submit(API, 1)
+        await ends.apis[API].send(message)
+        await ends.ordered()
+        ends.links.garble(ADDRESSES.text(0), api_peer_name(API))
+
+        assert AbortRequest(request=message.request, reason=AbortReason.SLOW_CONSUMER) == await ends.ordered()
+
+
+async def test_what_comes_before_the_limits_are_known_waits_for_them(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once, is_sized=False) as ends:
+        await ends.apis[API].send(submit(API, 1))
+        await trio.testing.wait_all_tasks_blocked()
+        ends.order(EngineSized(limits=LIMITS))
+
+        assert isinstance(await ends.ordered(), Admit)
+
+
+async def test_stop_ends_the_worker(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        ends.order(Stop())
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert not ends.worker.child_tasks
+
+
+async def test_limits_that_are_told_twice_are_our_own_fault(autojump_clock: MockClock) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(InvariantViolated, match="told once"), flatten_subgroups=True):
+        async with text_ends(API, prepare_long=prepare_at_once) as ends:
+            ends.order(EngineSized(limits=LIMITS))
+            await trio.sleep(1.0)
+
+
+def test_the_byte_tokenizer_reads_as_its_text() -> None:
+    tokenizer = byte_text_files().tokenizer
+
+    assert list(b"caf\xc3\xa9 \x00") == tokenizer.encode("café \x00", add_special_tokens=True)
