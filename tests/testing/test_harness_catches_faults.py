@@ -17,10 +17,11 @@ from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.testing import EngineStream, InlineEngineOptions, Rejected, Target, hash_script
+from layered_llm.service.text_worker import TextWorker
+from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
 from layered_llm.testing.injection import Fault, StepsOf
-from layered_llm.testing.scenarios import beside, library
+from layered_llm.testing.scenarios import all_scenarios, beside, library
 from layered_llm.text.core import Outgoing, TextCore
 from layered_llm.transport.outbox import Outbox
 
@@ -202,3 +203,25 @@ def test_output_that_depends_on_who_was_aborted_beside_is_seen(monkeypatch: pyte
     monkeypatch.setattr(TextCore, "abort", spoil)
 
     assert run_once(target)
+
+
+def test_ends_that_are_owed_to_a_slow_process_and_never_paid_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (target,) = (one for one in all_scenarios() if one.name == "process-stalls")
+    monkeypatch.setattr(TextWorker, "_pay_owed", lambda _self: None)
+
+    assert "TooSlowError" in broken(run_once(target, fault=Fault.STALL, step=4))
+
+
+def test_a_dead_process_whose_requests_go_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_a_little(engine: Engine, _disconnect: trio.Event) -> None:
+        with contextlib.ExitStack() as owner:
+            stream = engine.open(owner, Prompt.of_text("a prompt"), SamplingParams(max_tokens=110))
+            assert not isinstance(stream, Rejected)
+            await stream.verdict()
+            await stream.receive()
+
+    slow = InlineEngineOptions(script=hash_script(97, 26), step_s=1.0)
+    target = Target(name="dying", run=read_a_little, options=slow, in_own_process=True)
+    monkeypatch.setattr(TextCore, "api_gone", lambda *_arguments: Outgoing())
+
+    assert "C7: text 0 holds 1 requests" in broken(run_once(target, fault=Fault.DEATH, step=2))

@@ -37,7 +37,7 @@ faults
   cancel, deadline, error   what can happen to a task that uses the engine as a library
   disconnect                the HTTP client goes away
   shutdown                  the engine is closed under the request
-  death                     the API process is killed
+  death, stall              the API process is killed, or takes no messages for a while
 
 what must hold after each run
   Each request has one end, seen once. One that was left early has sent one abort before its scope is closed, and one that had

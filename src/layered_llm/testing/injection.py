@@ -33,6 +33,8 @@ class Fault(enum.Enum):
     """The block that keeps the engine is left."""
     DEATH = "death"
     """The API process that it runs in is killed: for a target with a process of its own."""
+    STALL = "stall"
+    """The API process that it runs in takes no messages for a while: for a target with a process of its own."""
 
 
 class Injected(Exception):  # noqa: N818 - states what happened
@@ -111,7 +113,7 @@ def _inject(fault: Fault, task: Task, watched: Watched) -> None:
             watched.scope.deadline = trio.current_time()
         case Fault.ERROR:
             _raise_in(task)
-        case Fault.DISCONNECT | Fault.SHUTDOWN | Fault.DEATH:
+        case Fault.DISCONNECT | Fault.SHUTDOWN | Fault.DEATH | Fault.STALL:
             watched.outside[fault]()
         case _:
             assert_never(fault)

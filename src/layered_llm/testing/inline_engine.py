@@ -7,7 +7,7 @@ computes nothing, lets trio's time pass for its steps. Under a `trio.testing.Moc
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Final, assert_never
@@ -40,6 +40,8 @@ from layered_llm.text.core import Preparation, Prepared
 
 DEATH_UNNOTICED_S: Final = 0.05
 """From the death of an API process until the supervisor learns of it."""
+STALL_S: Final = 5.0
+"""Longer than any scenario's output takes."""
 _HALF: Final = 0.5
 
 
@@ -131,15 +133,23 @@ class InlineEngine:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.run, self._settings.max_open_requests)
+            stalls = trio.CancelScope()
+            nursery.start_soon(_run_in, stalls, process.resume_after_stall)
             try:
                 await until_ready(process.client)
                 yield process
             finally:
                 process.leave.set()
+                stalls.cancel(reason="the process leaves")
 
     def draw_chance(self) -> bool:
         """True or false, as the run's seed decides."""
         return self._random.random() < _HALF
+
+
+async def _run_in(scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    with scope:
+        await work()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -151,6 +161,7 @@ class ApiProcess:
     _links: MemoryLinks
     _exits: "_Exits"
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _stalled: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     @property
     def name(self) -> str:
@@ -161,6 +172,17 @@ class ApiProcess:
         """As by SIGKILL: it says nothing more, and the supervisor learns of it a little later."""
         self._links.kill(self.name, loses_sent=loses_sent)
         self._scope.cancel(reason="killed")
+
+    def stall(self) -> None:
+        """It takes no messages for STALL_S."""
+        self._links.stall(self.name)
+        self._stalled.set()
+
+    async def resume_after_stall(self) -> None:
+        """To be run beside `run`."""
+        await self._stalled.wait()
+        await trio.sleep(STALL_S)
+        self._links.resume(self.name)
 
     async def run(self, max_open_requests: int) -> None:
         """Lives until it leaves or dies."""

@@ -164,6 +164,7 @@ class Play:
         }
         if process is not None:
             outside[Fault.DEATH] = lambda: process.die(loses_sent=engine.draw_chance())
+            outside[Fault.STALL] = process.stall
         with self._expecting(_EXPECTED_ERRORS.get(self.injector.fault)), trio.CancelScope() as scope:
             self.injector.watch(Watched(task=trio.lowlevel.current_task(), scope=scope, outside=outside))
             try:

@@ -82,6 +82,17 @@ async def _read_in_tasks(engine: Engine, _disconnect: trio.Event) -> None:
             nursery.start_soon(read, engine, CHUNKED)
 
 
+async def _read_what_comes(engine: Engine, _disconnect: trio.Event) -> None:
+    """Reads three requests; a process that fell behind is told of their end or their refusal."""
+    with contextlib.ExitStack() as owner:
+        for place in range(3):
+            stream = engine.open(owner, Prompt.of_text(f"{SHORT} {place}"), SamplingParams(max_tokens=12))
+            if isinstance(stream, Rejected) or isinstance(await stream.verdict(), Rejected):
+                continue
+            while not isinstance((await stream.receive())[-1], RequestEnded):
+                pass
+
+
 async def _stop_reading(engine: Engine, _disconnect: trio.Event) -> None:
     """Leaves a stream by itself, after its first tokens."""
     with contextlib.ExitStack() as owner:
@@ -181,6 +192,10 @@ def _ends(options: InlineEngineOptions) -> Iterator[Target]:
         run=library(LONG, max_tokens=2),
         options=_overlapping(_with_context(options, 8192)),
         faults=(Fault.DEATH,),
+    )
+    slow = attrs.evolve(options, high_water_mark=3)
+    yield process(
+        name="process-stalls", run=_read_what_comes, beside=(beside(max_tokens=12),), options=slow, faults=(Fault.STALL,)
     )
 
 
