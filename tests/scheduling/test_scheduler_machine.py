@@ -187,4 +187,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=110, stateful_step_count=40, deadline=None, derandomize=True)
+TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)

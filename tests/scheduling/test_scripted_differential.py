@@ -110,7 +110,7 @@ def engines(draw: st.DrawFn) -> Engine:
     return scripted(engine_limits(pages=pages, page_size=page_size, slots=draw(st.integers(1, 16))), bounds)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(engine=engines(), seed=st.integers(0, 5), chance=st.integers(0, 1_000).map(Random))
 def test_any_engine_any_arrival_any_abort(engine: Engine, seed: int, chance: Random) -> None:
     workload, expected = reference(seed)

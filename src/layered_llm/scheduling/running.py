@@ -137,23 +137,20 @@ class RunningChoices:
         """The step is done: what it computed may be shared, and what waited for it is free."""
         self.pages.acknowledge(planned.step)
         self._slots.acknowledge(planned.step)
+        keeps_prefixes, size = self.pages.keeps_prefixes, self.pages.page_size_tokens
         for sequence, slot, count in zip(planned.rows, planned.slots, planned.counts, strict=True):
             if sequence.slot != slot:
                 continue
             sequence.computed_tokens += count
-            if self.pages.keeps_prefixes and self._unshared_full_pages(sequence):
+            if keeps_prefixes and sequence.computed_tokens >= (sequence.shared_pages + 1) * size:
                 self._share(sequence)
-
-    def _unshared_full_pages(self, sequence: Sequence) -> int:
-        return sequence.computed_tokens // self.pages.page_size_tokens - sequence.shared_pages
 
     def _share(self, sequence: Sequence) -> None:
         """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""
         place, slot, size = sequence.place, sequence.slot, self.pages.page_size_tokens
         if place is None or slot is None:
             raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} shares pages without running")
-        first = sequence.shared_pages
-        last = first + self._unshared_full_pages(sequence)
+        first, last = sequence.shared_pages, sequence.computed_tokens // size
         own = sequence.pages[first:last]
         prefix = self.pages.keep(place, sequence.tokens[first * size : last * size].tobytes(), own)
         sequence.place, sequence.shared_pages = prefix.place, last
