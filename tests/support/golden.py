@@ -16,6 +16,10 @@ from layered_llm.service.settings import Settings, cache_directory
 
 _REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
 
+LOGPROBS: Final = _REFERENCE.with_name("smollm2_logprobs.json")
+LOGPROB_PROMPTS: Final = ("english", "chat-code", "chinese")
+LOGPROB_TOKENS: Final = 16
+
 
 @attrs.frozen(kw_only=True)
 class Golden:
@@ -42,6 +46,13 @@ def goldens() -> tuple[Golden, ...]:
 
 def golden(name: str) -> Golden:
     return next(each for each in goldens() if each.name == name)
+
+
+@functools.cache
+def golden_logprobs() -> Mapping[str, Sequence[Sequence[tuple[int, float]]]]:
+    """(token id, log probability) of the likeliest tokens in place of each of an answer's first tokens, by prompt."""
+    told = json.loads(LOGPROBS.read_text(encoding="utf-8"))
+    return {name: [[(token, value) for token, value in row] for row in rows] for name, rows in told.items()}
 
 
 @functools.cache
