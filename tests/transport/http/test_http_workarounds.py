@@ -1,5 +1,6 @@
 import socket
 from importlib.metadata import version
+from typing import cast
 
 import attrs
 import pytest
@@ -7,11 +8,15 @@ import trio
 import trio.lowlevel
 import trio.testing
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, LifespanState
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
-from layered_llm.transport.http.hypercorn_workarounds.tcp_server import peer_has_left, set_tcp_options
+from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
 from layered_llm.transport.http.hypercorn_workarounds.worker import UnsupportedHypercorn, install, installed_hypercorn
 from layered_llm.transport.http.serving import CannotListen, bind_sockets
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application
@@ -244,6 +249,37 @@ async def test_a_unix_socket_is_served_without_tcp_options() -> None:
     assert not peer_has_left(left)
     left.close()
     right.close()
+
+
+# The end of a connection and its last writes
+
+
+class DeafProtocol:
+    """What a connection tells its protocol, when nothing follows from it."""
+
+    async def handle(self, event: Event) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def connection_of(stream: trio.SocketStream) -> WatchedTCPServer:
+    """A connection whose protocol is over, and which nobody runs."""
+    app = cast("AppWrapper", None)
+    connection = WatchedTCPServer(STANDARD_OPTIONS, app, Config(), WorkerContext(None), LifespanState(), stream)
+    connection.protocol = cast("ProtocolWrapper", DeafProtocol())
+    return connection
+
+
+async def test_the_end_of_a_connection_comes_behind_a_write_that_is_under_way() -> None:
+    ours, peers = (trio.SocketStream(sock) for sock in trio.socket.socketpair())
+    connection, data = connection_of(ours), b"x" * 1_000_000
+    async with ours, peers, trio.open_nursery() as nursery:
+        nursery.start_soon(connection.protocol_send, RawData(data))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(connection.protocol_send, Closed())
+        await trio.testing.wait_all_tasks_blocked()
+
+        with trio.fail_after(3):
+            assert data == await read_to_end(peers)
 
 
 # Shutdown

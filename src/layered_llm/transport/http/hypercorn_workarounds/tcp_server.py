@@ -79,12 +79,14 @@ class WatchedTCPServer(TCPServer):
                 await super().protocol_send(event)
 
     async def _linger(self) -> None:
-        """Says that nothing more comes, and leaves the end to the reader."""
+        """Says that nothing more comes, and leaves the end to the reader, which also cuts a write that keeps us waiting."""
         self._is_lingering = True
         self._reading.deadline = trio.current_time() + _LINGER_S
         if isinstance(self.stream, trio.SocketStream):
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-                await self.stream.send_eof()
+            # Not in the middle of what another HTTP/2 stream writes: the end would be lost, or the write fail.
+            async with self.send_lock:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self.stream.send_eof()
 
     async def _write(self, data: bytes) -> bool:
         """Writes all of `data`, or closes the connection. Shielded, since half a write spoils it for every other stream."""
