@@ -230,6 +230,7 @@ async def test_a_runtime_whose_first_word_is_another_is_our_own_fault(autojump_c
 async def test_an_order_for_text_workers_is_our_own_fault(autojump_clock: MockClock) -> None:
     with raises_alone(InvariantViolated, "is for text workers"):
         async with scheduler_ends() as ends:
+            await ends.reported()
             ends.order(ApiDied(api=ApiId(1)))
             await trio.sleep(1.0)
 

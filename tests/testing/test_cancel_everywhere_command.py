@@ -65,3 +65,27 @@ def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main([COMMAND, "--help"])
 
     assert "cancel-everywhere --scenario queued --seed 7 --fault error --step 3" in capsys.readouterr().out
+
+
+def test_scenarios_without_the_fault_that_is_asked_for_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        COMMAND,
+        "--scenario",
+        "length",
+        "--scenario",
+        "http-refused",
+        "--seed",
+        "0",
+        "--every",
+        "8",
+        "--engine-every",
+        "0",
+    ]
+
+    assert 0 == main([*words, "--jobs", "1", "--fault", "disconnect"])
+    assert ["scenario", "http-refused", "all"] == [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_fault_that_no_scenario_has_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main([COMMAND, "--scenario", "length", "--fault", "death"])
+    assert "none of these scenarios has such a fault" in capsys.readouterr().err

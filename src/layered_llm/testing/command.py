@@ -21,6 +21,7 @@ from layered_llm.testing.playing import REST_S, Target
 from layered_llm.testing.scenarios import all_scenarios
 
 EXIT_FAILURES: Final = 1
+EXIT_USAGE: Final = 2
 PROGRAM: Final = "python -m layered_llm.testing"
 DEFAULT_SEEDS: Final = 20
 ENGINE_EVERY: Final = 16
@@ -74,7 +75,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.list:
         sys.stdout.writelines(f"{target.name:<28} {', '.join(f.value for f in target.faults)}\n" for target in targets)
         return 0
-    covered = _run(_parts(arguments, targets), arguments.jobs)
+    parts = _parts(arguments, targets)
+    if not parts:
+        sys.stderr.write("none of these scenarios has such a fault; --list shows which have\n")
+        return EXIT_USAGE
+    covered = _run(parts, arguments.jobs)
     sys.stdout.write(table(targets, covered))
     failures = [failure for coverage in covered.values() for failure in coverage.failures]
     for failure in failures:
@@ -86,7 +91,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def table(targets: Sequence[Target], covered: dict[str, Coverage]) -> str:
     """One aligned line for each scenario, and the sum."""
-    rows = [(target.name, covered[target.name]) for target in targets]
+    rows = [(target.name, covered[target.name]) for target in targets if target.name in covered]
     rows.append(("all", sum(covered.values(), _NOTHING)))
     title = "scenario"
     width = max(len(title), *(len(name) for name, _ in rows))
