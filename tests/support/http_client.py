@@ -17,6 +17,7 @@ CREATED_S = 1_700_000_000
 SETTINGS = HttpSettings(
     served_model_names=("small", "little"),
     any_model_name=False,
+    takes_priority=False,
     created_s=1_600_000_000,
     heartbeat_interval_s=15.0,
     max_body_bytes=1 << 20,

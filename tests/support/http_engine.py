@@ -13,6 +13,7 @@ from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
@@ -61,6 +62,7 @@ class FakeStream:
     request: RequestId
     prompt: Prompt
     params: SamplingParams
+    placement: Placement
     aborts: list[AbortReason] = attrs.field(init=False, factory=list)
     closes: int = attrs.field(init=False, default=0)
     is_over: bool = attrs.field(init=False, default=False)
@@ -151,11 +153,13 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         return self.current
 
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> FakeStream | Rejected:
+    def open(
+        self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
+    ) -> FakeStream | Rejected:
         request = RequestId(FIRST_REQUEST + len(self.streams))
         if self.full:
             return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message="64 requests are open already")
-        stream = FakeStream(request, prompt, params)
+        stream = FakeStream(request, prompt, params, placement)
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
         self.streams.append(stream)
         if self.script is not None:

@@ -81,6 +81,7 @@ def _http_settings(settings: Settings) -> HttpSettings:
     return HttpSettings(
         served_model_names=settings.served_model_name or (model_name(settings.model),),
         any_model_name=settings.any_model_name,
+        takes_priority=settings.schedule_policy == "priority",
         created_s=int(time.time()),  # noqa: TID251 - as above
         heartbeat_interval_s=settings.heartbeat_interval_s,
         max_body_bytes=settings.max_body_bytes,

@@ -27,6 +27,7 @@ from layered_llm.domain.messages.supervision import (
     StateQuery,
     StateReport,
 )
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
@@ -81,7 +82,9 @@ class EngineClient:
         await self._status_changed.wait()
         return self._status
 
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> RequestStream | Rejected:
+    def open(
+        self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
+    ) -> RequestStream | Rejected:
         """Submits a request that is aborted when `owner` is closed before its end."""
         request = compose_request_id(self._api, self._next_request)
         self._next_request += 1
@@ -100,7 +103,7 @@ class EngineClient:
         connection.open_requests += 1
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
         seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
-        connection.outbox.emit(Submit(request=request, prompt=prompt, params=seeded))
+        connection.outbox.emit(Submit(request=request, prompt=prompt, params=seeded, placement=placement))
         return stream
 
     def close(self, stream: RequestStream, reason: AbortReason) -> None:

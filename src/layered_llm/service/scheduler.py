@@ -4,11 +4,13 @@ Must not know: text, tensors, HTTP.
 """
 
 import os
+from types import MappingProxyType
+from typing import Final
 
 import trio
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
@@ -19,6 +21,14 @@ from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.zmq_socket import open_context
 
+_ORDERS: Final = MappingProxyType(
+    {
+        "fcfs": AdmissionOrder.FIRST_COME,
+        "priority": AdmissionOrder.PRIORITY,
+        "lpm": AdmissionOrder.LONGEST_PREFIX,
+    }
+)
+
 
 def scheduling_policy(settings: Settings) -> SchedulingPolicy:
     """The operator's settings as the scheduler's policy."""
@@ -27,7 +37,9 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
         max_running_choices=settings.max_running_requests,
         max_queued_requests=settings.max_queued_requests,
         max_unacknowledged_steps=settings.max_unacknowledged_steps,
-        max_steps_in_flight=1,
+        max_steps_in_flight=2 if settings.overlap_schedule else 1,
+        prefix_cache=settings.prefix_caching,
+        admission_order=_ORDERS[settings.schedule_policy],
     )
 
 

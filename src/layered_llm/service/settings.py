@@ -27,6 +27,7 @@ __all__ = [
 
 DEVICES: Final = ("cpu", "scripted")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
 SCRIPTS: Final = ("echo", "hash")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -87,6 +88,20 @@ class Settings:
         group="engine",
         aliases=("--max-prefill-length", "--max-num-batched-tokens"),
         low=1,
+    )
+    prefix_caching: bool = _setting(
+        "keep computed pages for later requests with the same beginning",
+        default=True,
+        group="engine",
+        aliases=("--enable-prefix-caching",),
+    )
+    overlap_schedule: bool = _setting("plan the next step while the device works on one", default=True, group="engine")
+    schedule_policy: str = _setting(
+        "who starts next: first come first served, lowest `priority` first, or longest cached prefix first",
+        default="fcfs",
+        group="engine",
+        aliases=("--scheduling-policy",),
+        choices=SCHEDULE_POLICIES,
     )
     max_unacknowledged_steps: int = _setting(
         "steps that a text worker may lag behind before its requests pause", default=64, group="engine", low=1

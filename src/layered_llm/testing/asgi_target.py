@@ -17,6 +17,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.testing.playing import PromiseBroken, TargetScenario
 from layered_llm.transport.http.application import build_application
@@ -28,6 +29,7 @@ MODEL: Final = "inline"
 _SETTINGS: Final = HttpSettings(
     served_model_names=(MODEL,),
     any_model_name=True,
+    takes_priority=False,
     created_s=0,
     heartbeat_interval_s=15.0,
     max_body_bytes=1 << 20,
@@ -75,8 +77,10 @@ class _Switch:
     def status(self) -> EngineStatus:
         return self._present.status()
 
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
-        return self._present.open(owner, prompt, params)
+    def open(
+        self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
+    ) -> EngineStream | Rejected:
+        return self._present.open(owner, prompt, params, placement)
 
     async def state(self) -> EngineState:
         return await self._present.state()

@@ -13,6 +13,7 @@ from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent
 from layered_llm.service.engine_client import EngineClient, TextConnection
@@ -101,11 +102,13 @@ class ObservedEngine:
     def status(self) -> EngineStatus:
         return self.client.status()
 
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> ObservedStream | Rejected:
+    def open(
+        self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
+    ) -> ObservedStream | Rejected:
         if params.seed is None:
             params = attrs.evolve(params, seed=self._next_seed)
             self._next_seed += 1
-        stream = self.client.open(owner, prompt, params)
+        stream = self.client.open(owner, prompt, params, placement)
         if isinstance(stream, Rejected):
             return stream
         observed = ObservedStream((prompt, params), stream, self.broken)

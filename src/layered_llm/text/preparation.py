@@ -50,6 +50,13 @@ class Prepared:
     params: SamplingParams
     stops: StopAutomaton | None
     end_tokens: EndTokens
+    echo: str = ""
+    """The prompt's text, where each choice begins with it."""
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """The one token that the scheduler has to have sampled is not shown."""
+        return self.params.max_tokens == 0
 
 
 @attrs.frozen(kw_only=True)
@@ -143,16 +150,28 @@ class Preparation:
     def _prepared(self, prompt_ids: bytes, prompt_tokens: int) -> Prepared:
         params = self._message.params
         room = self._limits.context_tokens - prompt_tokens
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        end_tokens = self._end_tokens()
+        max_tokens = room if params.max_tokens is None else min(max(params.max_tokens, 1), room)
+        end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
         admit = Admit(
             request=self.request,
             choices=params.n,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
+            cache_salt=self._message.placement.cache_salt,
+            priority=self._message.placement.priority,
+            tenant=self._message.placement.tenant,
             sampling=_token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
+            reads_cache=params.prompt_logprobs is None,
         )
-        return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens)
+        echo = self._echo(prompt_ids) if params.echo else ""
+        return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens, echo=echo)
+
+    def _echo(self, prompt_ids: bytes) -> str:
+        """A text as the client wrote it; anything else as its tokens spell it."""
+        if self._message.prompt.text is not None:
+            return self._message.prompt.text
+        skips = self._message.params.skip_special_tokens
+        return self._text_files.tokenizer.decode(unpack_i32(prompt_ids), skip_special_tokens=skips)
 
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach; they can never be sampled."""
@@ -188,6 +207,7 @@ def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozens
         frequency_penalty=params.frequency_penalty,
         biased_ids=pack_i32(token for token, _ in params.logit_bias),
         biases=pack_f32(bias for _, bias in params.logit_bias),
+        prompt_logprobs=params.prompt_logprobs,
         logprobs=params.logprobs,
     )
 

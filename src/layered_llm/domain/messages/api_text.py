@@ -14,6 +14,7 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 
@@ -25,6 +26,7 @@ class Submit:
     request: RequestId
     prompt: Prompt
     params: SamplingParams
+    placement: Placement = ANYWHERE
 
     def __attrs_post_init__(self) -> None:
         if self.params.seed is None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.placement import Placement
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.drain import Drain
@@ -31,6 +33,13 @@ class HttpContext:
     """A fresh 63-bit seed for each request that names none."""
     large_parses: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
     """Large bodies are parsed one after the other: several would share one interpreter lock, and so only take more memory."""
+
+    def priority_refused(self, placement: Placement) -> ApiError | None:
+        """A priority that the server does not go by would be ignored in silence."""
+        if placement.priority == 0 or self.settings.takes_priority:
+            return None
+        message = "priority must be 0: this server does not schedule by priority (start it with --schedule-policy priority)"
+        return api_error.bad_parameter(ParameterError("priority", message))
 
     def unavailable(self) -> ApiError | None:
         """Why no request can be taken now, if so."""

@@ -11,6 +11,7 @@ from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import StreamEvent
 
@@ -46,7 +47,9 @@ class Engine(Protocol):
     def status(self) -> EngineStatus:
         """Where the engine stands now."""
 
-    def open(self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams) -> EngineStream | Rejected:
+    def open(
+        self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
+    ) -> EngineStream | Rejected:
         """Submits a request that lives no longer than `owner`.
 
         Synchronous, so that no cancellation can come between submit and ownership. Rejected (QUEUE_FULL) at once when this

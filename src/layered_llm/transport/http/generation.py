@@ -59,16 +59,16 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
 
 def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationRequest) -> Streams | ApiError:
     """Submits one engine request for each prompt; synchronous, so that all or none of them are there to be awaited."""
-    unavailable = context.unavailable()
-    if unavailable is not None:
-        return unavailable
+    refused = context.unavailable() or context.priority_refused(request.placement)
+    if refused is not None:
+        return refused
     context.drain.hold(exchange.owner)
     params = request.params
     if params.seed is None:
         params = attrs.evolve(params, seed=context.draw_seed())
     streams: list[EngineStream] = []
     for prompt in request.prompts:
-        stream = context.engine.open(exchange.owner, prompt, params)
+        stream = context.engine.open(exchange.owner, prompt, params, request.placement)
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)

@@ -14,6 +14,8 @@ class HttpSettings:
     """The first is the model's name where a request gives none."""
     any_model_name: bool
     """Take and echo every model name, for clients that send one of their own."""
+    takes_priority: bool
+    """Whether the scheduler serves by priority; else a request that names one is refused."""
     created_s: int
     """Unix time that `/v1/models` tells as the models' creation."""
     heartbeat_interval_s: float

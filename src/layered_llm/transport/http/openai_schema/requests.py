@@ -13,6 +13,7 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
 from layered_llm.transport.http.openai_schema import fields as read
@@ -33,10 +34,10 @@ _MOST_DIGITS: Final = 10
 
 _KNOWN: Final = frozenset(
     {
-        "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs", "max_completion_tokens",
-        "max_tokens", "messages", "min_p", "min_tokens", "model", "n", "presence_penalty", "prompt", "repetition_penalty",
-        "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "temperature", "top_k",
-        "top_logprobs", "top_p",
+        "cache_salt", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs",
+        "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n", "presence_penalty",
+        "priority", "prompt", "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream",
+        "stream_options", "temperature", "top_k", "top_logprobs", "top_p",
     }
 )  # fmt: skip
 
@@ -49,6 +50,7 @@ class ChatRequest:
 
     prompt: Prompt
     params: SamplingParams
+    placement: Placement
     model: str | None
     stream: bool
     include_usage: bool
@@ -66,6 +68,7 @@ class CompletionRequest:
 
     prompts: tuple[Prompt, ...]
     params: SamplingParams
+    placement: Placement
     model: str | None
     stream: bool
     include_usage: bool
@@ -224,6 +227,12 @@ def _logit_bias(value: read.JsonObject | None) -> tuple[tuple[int, float], ...] 
     return tuple(biases)
 
 
+def _placement(fields: read.JsonObject) -> Placement:
+    salt = read.optional_text(fields, "cache_salt")
+    priority = read.optional_int(fields, "priority", -SEED_LIMIT, SEED_LIMIT - 1)
+    return Placement(cache_salt=salt, priority=priority or 0)
+
+
 def _delivery(fields: read.JsonObject) -> dict[str, Any]:
     """Which model is asked for, and how its answer is to be delivered."""
     stream = read.optional_bool(fields, "stream") or False
@@ -233,6 +242,7 @@ def _delivery(fields: read.JsonObject) -> dict[str, Any]:
     include_usage = read.optional_bool(options or {}, "include_usage") or False
     continuous = read.optional_bool(options or {}, "continuous_usage_stats") or False
     return {
+        "placement": _placement(fields),
         "model": read.optional_text(fields, "model"),
         "stream": stream,
         "include_usage": include_usage,
