@@ -161,6 +161,15 @@ def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervisi
     assert (asker, 77, 5, ()) == (to, state.query, len(state.reports), state.silent)
 
 
+def test_a_flush_reaches_whoever_is_asked(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+
+    asked = supervision.query_state(api_peer_name(API), StateQuery(query=1, flush_cache=True), now_s=0.0)
+
+    assert ("scheduler-0", StateQuery(query=1, flush_cache=True)) in asked
+
+
 def test_a_silent_process_is_named_after_the_timeout(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)

@@ -144,6 +144,7 @@ class FakeEngine:
     full: bool = False
     reported: EngineState | EngineLost = attrs.field(factory=lambda: EngineState(query=1, reports=(), silent=()))
     streams: list[FakeStream] = attrs.field(init=False, factory=list)
+    flushes: int = attrs.field(init=False, default=0)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     @property
@@ -168,8 +169,9 @@ class FakeEngine:
         self._opened = trio.Event()
         return stream
 
-    async def state(self) -> EngineState:
+    async def state(self, *, flush_cache: bool = False) -> EngineState:
         await trio.lowlevel.checkpoint()
+        self.flushes += flush_cache
         if isinstance(self.reported, EngineLost):
             raise self.reported
         return self.reported

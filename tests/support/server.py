@@ -135,10 +135,17 @@ def scripted(model: Path, **settings: object) -> dict[str, object]:
     return {"model": model, "served_model_name": SERVED_NAME, "device": "scripted", **settings}
 
 
+def _flag(name: str, value: object) -> str:
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{dashed}" if value else f"--no-{dashed}"
+    return f"--{dashed}={value}"
+
+
 @contextlib.contextmanager
 def python_server(settings: Settings, *, is_ready: bool = True) -> Iterator[Server]:
     """`python -m layered_llm` with flags, on a free port unless the settings name one."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {"port": 0, **settings}.items()]
+    flags = [_flag(name, value) for name, value in {"port": 0, **settings}.items()]
     with _started([sys.executable, "-m", "layered_llm", *flags], {}) as server:
         server.await_port()
         if is_ready:
@@ -162,7 +169,7 @@ def hypercorn_server(settings: Settings, *words: str, is_ready: bool = True) -> 
 @contextlib.contextmanager
 def failing_server(settings: Settings) -> Iterator[Server]:
     """`python -m layered_llm` that is not expected to listen."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {"port": 0, **settings}.items()]
+    flags = [_flag(name, value) for name, value in {"port": 0, **settings}.items()]
     with _started([sys.executable, "-m", "layered_llm", *flags], {}) as server:
         yield server
 

@@ -118,14 +118,14 @@ class EngineClient:
             self.close(stream, reason)
             stream.wake()
 
-    async def state(self) -> EngineState:
-        """The reports of all processes that answer in time."""
+    async def state(self, *, flush_cache: bool = False) -> EngineState:
+        """The reports of all processes that answer in time; the scheduler's after it flushed its prefix cache, if asked."""
         if self._supervisor is None:
             return EngineState(query=0, reports=(self.report(0),), silent=(Role.SUPERVISOR.value,))
         query, self._next_query = self._next_query, self._next_query + 1
         answer = self._answers[query] = _Answer()
         try:
-            self._supervisor.emit(StateQuery(query=query))
+            self._supervisor.emit(StateQuery(query=query, flush_cache=flush_cache))
             with trio.move_on_after(2 * STATE_TIMEOUT_S):
                 await answer.came.wait()
         finally:

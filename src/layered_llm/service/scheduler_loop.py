@@ -103,7 +103,9 @@ class SchedulerLoop:
                 match order:
                     case Stop():
                         return
-                    case StateQuery(query=query):
+                    case StateQuery(query=query, flush_cache=flush_cache):
+                        if flush_cache:
+                            core.flush_cache()
                         self._report(core, ready, query)
                     case ApiDied() | EngineSized():
                         raise InvariantViolated(f"{order!r} is for text workers")

@@ -159,7 +159,8 @@ class Supervision:
         asked = sorted({*self._apis, *self._engine})
         answering = {*asked, *((peer_name(Role.RUNTIME, 0),) if self._engine else ())}
         self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, answering, [])
-        return tuple((peer, StateQuery(query=number)) for peer in asked) or self._answer(number)
+        passed_on = StateQuery(query=number, flush_cache=query.flush_cache)
+        return tuple((peer, passed_on) for peer in asked) or self._answer(number)
 
     def report(self, report: StateReport) -> tuple[Outgoing, ...]:
         """One answer; the last one answers the asker. The scheduler also speaks for the runtime."""

@@ -82,8 +82,8 @@ class _Switch:
     ) -> EngineStream | Rejected:
         return self._present.open(owner, prompt, params, placement)
 
-    async def state(self) -> EngineState:
-        return await self._present.state()
+    async def state(self, *, flush_cache: bool = False) -> EngineState:
+        return await self._present.state(flush_cache=flush_cache)
 
     @property
     def _present(self) -> Engine:

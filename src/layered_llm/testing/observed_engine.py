@@ -115,8 +115,8 @@ class ObservedEngine:
         self.streams.append(observed)
         return observed
 
-    async def state(self) -> EngineState:
-        return await self.client.state()
+    async def state(self, *, flush_cache: bool = False) -> EngineState:
+        return await self.client.state(flush_cache=flush_cache)
 
     @property
     def requests_read(self) -> Iterator[RequestId]:

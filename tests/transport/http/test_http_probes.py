@@ -3,7 +3,7 @@ import pytest
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, Role, StateReport
 from layered_llm.transport.http.engine_port import EngineLost
-from support.http_client import application, get
+from support.http_client import application, get, post
 from support.http_engine import READY, FakeEngine
 
 PAGES = {"pages_total": 64, "pages_free": 60, "pages_cached": 4, "pages_used": 0}
@@ -153,3 +153,19 @@ async def test_metrics_of_a_lost_engine_say_that_it_is_not_ready() -> None:
 
     assert exchange.status == 200
     assert "layered_llm_engine_ready 0" in exchange.body.decode().splitlines()
+
+
+async def test_flushing_the_cache_asks_the_engine_and_tells_the_pages_after_it() -> None:
+    engine = FakeEngine(reported=state(*IDLE))
+
+    answer = await post(application(engine), "/flush_cache", {})
+
+    assert (200, PAGES, 1) == (answer.status, answer.json(), engine.flushes)
+
+
+async def test_looking_at_the_state_flushes_nothing() -> None:
+    engine = FakeEngine(reported=state(*IDLE))
+
+    await get(application(engine), "/debug/state")
+
+    assert 0 == engine.flushes

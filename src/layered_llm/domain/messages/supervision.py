@@ -110,6 +110,8 @@ class StateQuery:
     """Asks for a StateReport; from an API process to the supervisor it asks for everybody's."""
 
     query: int
+    flush_cache: bool = False
+    """The scheduler first lets go of all pages that only its prefix cache holds."""
 
 
 @attrs.frozen(kw_only=True)

@@ -23,7 +23,7 @@ from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine
 from layered_llm.transport.http.models import list_models, retrieve_model
-from layered_llm.transport.http.probes import debug, health, metrics
+from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
 
@@ -81,6 +81,7 @@ def _add_routes(app: QuartTrio, context: HttpContext) -> None:
     app.add_url_rule("/health", "health", partial(health, context))
     app.add_url_rule("/ready", "ready", partial(health, context))
     app.add_url_rule("/metrics", "metrics", partial(metrics, context))
+    app.add_url_rule("/flush_cache", "flush_cache", partial(flush_cache, context), methods=["GET", "POST"])
     app.add_url_rule("/debug/state", "debug_state", partial(debug, context))
 
 

@@ -57,8 +57,10 @@ class Engine(Protocol):
         more than once; it closes the stream as CLIENT_GONE.
         """
 
-    async def state(self) -> EngineState:
+    async def state(self, *, flush_cache: bool = False) -> EngineState:
         """The state of every process, for `/metrics` and `/debug/state`; never enters the engine's queues.
+
+        With `flush_cache` the pages that only the prefix cache holds are let go of first.
 
         Bounded in time: a process that does not answer is named in `silent`. Raises EngineLost when nobody can be asked.
         """

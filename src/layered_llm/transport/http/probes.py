@@ -1,4 +1,4 @@
-"""`GET /health`, `/ready`, `/metrics` and `/debug/state`: answered whatever the engine does.
+"""`/health`, `/ready`, `/metrics`, `/debug/state` and `/flush_cache`: answered whatever the engine does.
 
 Must not know: what is done with the answers.
 """
@@ -39,6 +39,18 @@ async def metrics(context: HttpContext) -> Response:
         state = EngineState(query=0, reports=(), silent=())
     is_ready = context.engine.status().phase is EnginePhase.READY
     return Response(render(state, is_ready=is_ready), content_type=CONTENT_TYPE)
+
+
+async def flush_cache(context: HttpContext) -> Response:
+    """Lets go of every page that only the prefix cache holds; running requests keep theirs."""
+    try:
+        state = await context.engine.state(flush_cache=True)
+    except EngineLost:
+        return error_reply(context.engine_lost())
+    scheduler = debug_state(state)["scheduler"]
+    if scheduler is None:
+        return error_reply(context.engine_lost())
+    return json_reply({name: scheduler[name] for name in ("pages_total", "pages_free", "pages_cached", "pages_used")})
 
 
 async def debug(context: HttpContext) -> Response:
