@@ -6,7 +6,7 @@ from layered_llm.domain.placement import Placement
 from support.http_client import CHAT, COMPLETIONS, SETTINGS, application, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 
-BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, COMPLETIONS: {"prompt": "hi"}}
+BODIES: dict[str, dict[str, object]] = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, COMPLETIONS: {"prompt": "hi"}}
 STOP = text_delta("!", token_ids=(2,), finish_reason=FinishReason.STOP)
 BY_PRIORITY = attrs.evolve(SETTINGS, takes_priority=True)
 
