@@ -11,7 +11,7 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import StepId
 from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
-from layered_llm.domain.messages.logprobs import LogprobColumns
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
@@ -70,6 +70,8 @@ sampling_params = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    echo=st.booleans(),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
@@ -93,6 +95,7 @@ token_sampling = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
 )
 engine_limits = st.builds(EngineLimits, context_tokens=counts, vocabulary_size=counts)
 runtime_limits = st.builds(
@@ -125,12 +128,24 @@ def logprobs(draw: st.DrawFn, token_count: int) -> LogprobColumns | None:
 
 
 @st.composite
+def prompt_logprobs(draw: st.DrawFn, row_count: int) -> PromptLogprobs | None:
+    sizes = [draw(st.integers(0, 2)) for _ in range(row_count)]
+    columns = draw(logprobs(sum(sizes)))
+    return None if columns is None else PromptLogprobs(token_counts=pack_i32(sizes), columns=columns)
+
+
+def names(columns: LogprobColumns | None) -> st.SearchStrategy[tuple[bytes, ...]]:
+    count = 0 if columns is None else len(columns.token_ids) // 4
+    return st.lists(st.binary(max_size=4), min_size=count, max_size=count).map(tuple)
+
+
+@st.composite
 def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
     rows, ended_rows = draw(st.integers(0, _MAX_ROWS)), draw(st.integers(0, _MAX_ROWS))
     stops = st.one_of(st.none(), texts, counts)
     token_ids = draw(column("i"))
     told = draw(logprobs(len(token_ids) // 4))
-    told_count = 0 if told is None else len(told.token_ids) // 4
+    prompts = draw(prompt_logprobs(rows))
     return api_text.TextEmitted(
         **draw(columns(rows, requests="q", choices="i", token_counts="i", finish_reasons="b")),
         texts=tuple(draw(st.lists(texts, min_size=rows, max_size=rows))),
@@ -139,7 +154,9 @@ def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
         **draw(columns(ended_rows, ended="q", ended_prompt_tokens="i", ended_completion_tokens="i", ended_cached_tokens="i")),
         ended_errors=tuple(draw(st.lists(messages_of_people, min_size=ended_rows, max_size=ended_rows))),
         logprobs=told,
-        logprob_tokens=tuple(draw(st.lists(st.binary(max_size=4), min_size=told_count, max_size=told_count))),
+        logprob_tokens=draw(names(told)),
+        prompt_logprobs=prompts,
+        prompt_logprob_tokens=draw(names(None if prompts is None else prompts.columns)),
     )
 
 
@@ -167,7 +184,8 @@ def execute_steps(draw: st.DrawFn) -> scheduler_runtime.ExecuteStep:
 def tokens_emitted(draw: st.DrawFn) -> text_scheduler.TokensEmitted:
     table = draw(columns(requests="q", choices="i", positions="i", token_ids="i", cached_tokens="i"))
     told = draw(logprobs(len(table["token_ids"]) // 4))
-    return text_scheduler.TokensEmitted(step=StepId(draw(ids)), logprobs=told, **table)
+    prompts = draw(prompt_logprobs(len(table["token_ids"]) // 4))
+    return text_scheduler.TokensEmitted(step=StepId(draw(ids)), logprobs=told, prompt_logprobs=prompts, **table)
 
 
 @st.composite
@@ -179,6 +197,7 @@ def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
         device_us=draw(counts),
         open_slots=draw(counts),
         logprobs=draw(logprobs(len(token_ids) // 4)),
+        prompt_logprobs=draw(prompt_logprobs(draw(st.integers(0, 2)))),
     )
 
 

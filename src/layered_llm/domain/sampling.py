@@ -43,7 +43,10 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None
-    """Most tokens of one choice, its eos included; None means the rest of the context."""
+    """Most tokens of one choice, its eos included; None means the rest of the context.
+
+    0 is allowed where something is told of the prompt.
+    """
     min_tokens: int = 0
     """No eos and no stop id is sampled before this many tokens."""
     n: int = 1
@@ -66,6 +69,10 @@ class SamplingParams:
 
     Log probabilities are the model's own: before temperature, penalties, biases and masks.
     """
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, of which the first has nothing that it depends on; the cache is not read then."""
+    echo: bool = False
+    """Whether the text of each choice begins with the prompt."""
     seed: int | None = None
     """None: whoever opens the request draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = ()
@@ -87,6 +94,8 @@ class SamplingParams:
         _check_biases(self.logit_bias)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         _check_stops(self)
@@ -100,7 +109,8 @@ def _check_lengths(params: SamplingParams) -> None:
     _check_int("min_tokens", params.min_tokens, 0, TOKENS_LIMIT - 1)
     if params.max_tokens is None:
         return
-    _check_int("max_tokens", params.max_tokens, 1, TOKENS_LIMIT - 1)
+    least = 0 if params.echo or params.prompt_logprobs is not None else 1
+    _check_int("max_tokens", params.max_tokens, least, TOKENS_LIMIT - 1)
     if params.min_tokens > params.max_tokens:
         raise ParameterError(
             "min_tokens", f"min_tokens must be at most max_tokens={params.max_tokens}, got {params.min_tokens}"

@@ -31,7 +31,7 @@ class TokenLogprob:
 
 @attrs.frozen(kw_only=True)
 class SampledLogprob(TokenLogprob):
-    """The same of a sampled token, and of those that were the likeliest in its place."""
+    """The same of a token that came, sampled or given, and of those that were the likeliest in its place."""
 
     top: tuple[TokenLogprob, ...]
     """The likeliest first; the sampled token may be among them."""
@@ -49,6 +49,8 @@ class ChoiceDelta:
     matched_stop: str | int | None
     logprobs: tuple[SampledLogprob, ...] = ()
     """One for each of `token_ids` where the request asked for them, else none."""
+    prompt_logprobs: tuple[SampledLogprob, ...] = ()
+    """One for each token of the prompt, in the first delta, where the request asked for them; the first one's is 0."""
 
 
 @attrs.frozen(kw_only=True)

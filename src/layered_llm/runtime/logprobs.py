@@ -1,12 +1,13 @@
-"""Log probabilities of the tokens that a step sampled, for the rows that want them.
+"""Log probabilities of the tokens that a step sampled, and of prompt tokens, for the rows that want them.
 
 Must not know: how a token is drawn, slots.
 
-They are taken from the logits as the model computed them, so before the sampler changes those. The sampled token's own entry
-and the one that it may have among the likeliest are the same number, to the bit.
+They are taken from the logits as the model computed them, so before the sampler changes those. A token's own entry and the one
+that it may have among the likeliest are the same number, to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import attrs
 import numpy as np
@@ -16,6 +17,17 @@ from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.slots import Int32s
+
+_BLOCK_TOKENS: Final = 128
+"""Prompt tokens whose logits exist at the same time: those of a whole chunk would be larger than many a model."""
+
+
+def raw_logprobs(logits: torch.Tensor, rows: Sequence[SampleRow]) -> "RawLogprobs | None":
+    """Of `logits` (fp32 [rows, vocabulary]), which are not changed; None where no row wants any."""
+    places = [place for place, row in enumerate(rows) if row.sampling.logprobs is not None]
+    if not places:
+        return None
+    return RawLogprobs(places, rows, logits[places].log_softmax(dim=-1))
 
 
 @attrs.frozen(eq=False)
@@ -29,23 +41,32 @@ class RawLogprobs:
 
     def columns(self, token_ids: Int32s) -> LogprobColumns:
         """Of all rows, which sampled `token_ids`."""
-        chosen = torch.from_numpy(token_ids[self._places].astype(np.int64))[:, None]
-        counts = [min(self._rows[place].sampling.logprobs or 0, self._logprobs.shape[1]) for place in self._places]
-        top = self._logprobs.topk(max(counts))
-        ids = torch.cat((chosen, top.indices), dim=1).numpy().astype(np.int32)
-        values = torch.cat((self._logprobs.gather(1, chosen), top.values), dim=1).numpy()
-        widths = dict(zip(self._places, (count + 1 for count in counts), strict=True))
-        is_entry = np.arange(ids.shape[1]) < np.array(list(widths.values()))[:, None]
-        return LogprobColumns(
-            counts=pack_i32(widths.get(place, 0) for place in range(len(self._rows))),
-            token_ids=ids[is_entry].tobytes(),
-            logprobs=values[is_entry].tobytes(),
-        )
+        tops = [self._rows[place].sampling.logprobs or 0 for place in self._places]
+        told = _columns(self._logprobs, torch.from_numpy(token_ids[self._places].astype(np.int64)), tops)
+        counts = np.zeros(len(self._rows), np.int32)
+        counts[self._places] = np.frombuffer(told.counts, np.int32)
+        return attrs.evolve(told, counts=counts.tobytes())
 
 
-def raw_logprobs(logits: torch.Tensor, rows: Sequence[SampleRow]) -> RawLogprobs | None:
-    """Of `logits` (fp32 [rows, vocabulary]), which are not changed; None where no row wants any."""
-    places = [place for place, row in enumerate(rows) if row.sampling.logprobs is not None]
-    if not places:
-        return None
-    return RawLogprobs(places, rows, logits[places].log_softmax(dim=-1))
+def following_logprobs(
+    hidden: torch.Tensor, token_ids: torch.Tensor, top: int, logits_of: Callable[[torch.Tensor], torch.Tensor]
+) -> LogprobColumns:
+    """Of `token_ids` (int64 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden]."""
+    blocks = zip(hidden.split(_BLOCK_TOKENS), token_ids.split(_BLOCK_TOKENS), strict=True)
+    parts = [_columns(logits_of(block).log_softmax(dim=-1), tokens, [top] * len(tokens)) for block, tokens in blocks]
+    return LogprobColumns.joined(parts)
+
+
+def first_logprob(token: int) -> LogprobColumns:
+    """Of a prompt's first token, which depends on nothing."""
+    return LogprobColumns(counts=pack_i32([1]), token_ids=pack_i32([token]), logprobs=np.zeros(1, np.float32).tobytes())
+
+
+def _columns(logprobs: torch.Tensor, token_ids: torch.Tensor, tops: Sequence[int]) -> LogprobColumns:
+    """Of each row of `logprobs`, its own of `token_ids` and as many of the likeliest as `tops` says."""
+    widths = np.minimum(np.array(tops, np.int32), logprobs.shape[1]) + 1
+    top = logprobs.topk(int(widths.max(initial=1)) - 1)
+    ids = torch.cat((token_ids[:, None], top.indices), dim=1).numpy().astype(np.int32)
+    values = torch.cat((logprobs.gather(1, token_ids[:, None]), top.values), dim=1).numpy()
+    is_entry = np.arange(ids.shape[1]) < widths[:, None]
+    return LogprobColumns(counts=widths.tobytes(), token_ids=ids[is_entry].tobytes(), logprobs=values[is_entry].tobytes())

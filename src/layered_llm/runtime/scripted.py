@@ -16,10 +16,10 @@ import numpy as np
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
-from layered_llm.runtime.scripts import History, Script, scripted_logprobs
-from layered_llm.runtime.slots import Int32s, SlotTable
+from layered_llm.runtime.scripts import History, Script, scripted_logprobs, scripted_prompt_logprobs
+from layered_llm.runtime.slots import Int32s, SlotTable, StepRows
 
 _UNWRITTEN: Final = -1
 
@@ -76,7 +76,19 @@ class ScriptedDevice:
             device_us=self._now_us() - started_us,
             open_slots=self._slots.open_count,
             logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
+            prompt_logprobs=PromptLogprobs.of(self._told(rows) if self._slots.tells_prompts else ()),
         )
+
+    def _told(self, rows: StepRows) -> list[LogprobColumns | None]:
+        """What each row tells of its prompt."""
+        table = zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
+        return [self._told_by_row(slot, start, count) for slot, start, count in table]
+
+    def _told_by_row(self, slot: int, start: int, count: int) -> LogprobColumns | None:
+        top = self._slots.prompt_logprobs(slot)
+        if top is None:
+            return None
+        return scripted_prompt_logprobs(self._slots.prompt_ids(slot), start, count, top, self._limits.vocabulary_size)
 
     def _let_time_pass(self, tokens: int) -> None:
         duration_us = self._pace.step_us + self._pace.token_us * tokens

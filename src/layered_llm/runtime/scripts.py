@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.domain.columns import pack_f32, pack_i32
-from layered_llm.domain.messages.logprobs import NO_ENTRIES, LogprobEntries
+from layered_llm.domain.messages.logprobs import NO_ENTRIES, LogprobColumns, LogprobEntries
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.domain.sampling import GREEDY_TEMPERATURE
 
@@ -48,8 +48,23 @@ def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> Log
     """
     if history.sampling.logprobs is None:
         return NO_ENTRIES
-    ranks = range(min(history.sampling.logprobs, vocabulary_size))
-    first = -(1 + history.output_tokens % 8) / 8
+    return _made_up(token, history.output_tokens, history.sampling.logprobs, vocabulary_size)
+
+
+def scripted_prompt_logprobs(
+    prompt: NDArray[np.int32], start: int, count: int, top: int, vocabulary_size: int
+) -> LogprobColumns | None:
+    """Made-up log probabilities of the prompt tokens that a row of `count` tokens from `start` on is the first to tell."""
+    places = range(start + 1, min(start + count + 1, prompt.size))
+    told = [_made_up(int(prompt[place]), place, top, vocabulary_size) for place in places]
+    if start == 0:
+        told.insert(0, LogprobEntries(token_ids=pack_i32([int(prompt[0])]), logprobs=pack_f32([0.0])))
+    return LogprobColumns.of(told)
+
+
+def _made_up(token: int, place: int, top: int, vocabulary_size: int) -> LogprobEntries:
+    ranks = range(min(top, vocabulary_size))
+    first = -(1 + place % 8) / 8
     return LogprobEntries(
         token_ids=pack_i32([token, *((token + rank) % vocabulary_size for rank in ranks)]),
         logprobs=pack_f32([first, *(first - rank for rank in ranks)]),

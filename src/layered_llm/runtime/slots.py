@@ -65,6 +65,7 @@ class SlotTable:
         self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
         self._choices: dict[int, tuple[int, TokenSampling]] = {}
         self._seen: dict[int, SeenTokens] = {}
+        self._tells_prompt: set[int] = set()
 
     @property
     def open_count(self) -> int:
@@ -140,10 +141,20 @@ class SlotTable:
         """The slot's tokens so far, counted; None where no penalty needs it."""
         return self._seen.get(slot)
 
+    @property
+    def tells_prompts(self) -> bool:
+        """Whether something is told of the prompt of any slot."""
+        return bool(self._tells_prompt)
+
+    def prompt_logprobs(self, slot: int) -> int | None:
+        """How many of the likeliest tokens are told beside each prompt token; None where the prompt is not told, or was."""
+        return self._choices[slot][1].prompt_logprobs if slot in self._tells_prompt else None
+
     def _retire(self, slot: int) -> None:
         if self._choices.pop(slot, None) is None:
             raise InvariantViolated(f"slot {slot} is retired but not open")
         self._seen.pop(slot, None)
+        self._tells_prompt.discard(slot)
         self._is_open[slot] = False
 
     def _open(self, opening: OpenSlot) -> None:
@@ -169,6 +180,8 @@ class SlotTable:
         self._choices[slot] = (opening.choice, opening.sampling)
         if (seen := seen_tokens(opening.sampling, prompt, output)) is not None:
             self._seen[slot] = seen
+        if opening.sampling.prompt_logprobs is not None and not output.size:
+            self._tells_prompt.add(slot)
 
     def _check_vocabulary(self, slot: int, token_ids: Int32s) -> None:
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < self._limits.vocabulary_size):

@@ -3,20 +3,20 @@
 Must not know: links, policy, how the model was read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 import numpy as np
 import torch
 
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.logprobs import LogprobColumns
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.attention import plan_attention
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.layers import CausalLm
-from layered_llm.runtime.logprobs import raw_logprobs
+from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.sampler import sample_tokens
 from layered_llm.runtime.slots import Int64s, SlotTable, StepRows
@@ -28,6 +28,7 @@ class _Sampled:
 
     token_ids: bytes = b""
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class TorchDevice:
@@ -58,6 +59,7 @@ class TorchDevice:
             device_us=self._now_us() - started_us,
             open_slots=self._slots.open_count,
             logprobs=sampled.logprobs,
+            prompt_logprobs=sampled.prompt_logprobs,
         )
 
     @torch.inference_mode()
@@ -65,11 +67,28 @@ class TorchDevice:
         tokens = self._slots.flatten(rows)
         plan = plan_attention(self._slots, rows, tokens, page_size_tokens=self._limits.page_size_tokens)
         hidden = self._model.hidden(torch.from_numpy(tokens.token_ids), self._cache, plan)
+        told = list(self._prompt_logprobs(rows, hidden)) if self._slots.tells_prompts else []
+        prompt_logprobs = PromptLogprobs.of(told)
         if not rows.sampled.size:
-            return _Sampled()
+            return _Sampled(prompt_logprobs=prompt_logprobs)
         last_tokens = torch.from_numpy((np.cumsum(rows.counts) - 1)[rows.sampled])
         logits = self._model.logits(hidden.index_select(0, last_tokens))
-        return self._sample(logits, rows.slots[rows.sampled])
+        return attrs.evolve(self._sample(logits, rows.slots[rows.sampled]), prompt_logprobs=prompt_logprobs)
+
+    def _prompt_logprobs(self, rows: StepRows, hidden: torch.Tensor) -> Iterator[LogprobColumns | None]:
+        """What each row tells of its prompt: the tokens behind those that it computes."""
+        behind = np.cumsum(rows.counts).tolist()
+        table = zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), behind, strict=True)
+        for slot, start, count, end in table:
+            top = self._slots.prompt_logprobs(slot)
+            prompt = self._slots.prompt_ids(slot)
+            if top is None or start >= prompt.size:
+                yield None
+                continue
+            following = torch.from_numpy(prompt[start + 1 : start + count + 1].astype(np.int64))
+            first = end - count
+            told = following_logprobs(hidden[first : first + len(following)], following, top, self._model.logits)
+            yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
     def _sample(self, logits: torch.Tensor, slots: Int64s) -> _Sampled:
         rows = [

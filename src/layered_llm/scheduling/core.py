@@ -30,6 +30,7 @@ from layered_llm.domain.messages.text_scheduler import (
 from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows
 from layered_llm.scheduling.invariants import SchedulerState, violations
+from layered_llm.scheduling.logprobs import keep_prompt_logprobs
 from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -98,6 +99,7 @@ class Scheduler:
         planned = self._acknowledge(result)
         tokens: dict[TextWorker, TokenRows] = {}
         finished: dict[TextWorker, FinishedRows] = {}
+        keep_prompt_logprobs(planned, result.prompt_logprobs)
         logprobs = entries_of(result.logprobs, len(planned.sampled))
         for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
             if sequence.phase is Phase.ENDED:

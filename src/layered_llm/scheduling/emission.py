@@ -8,7 +8,7 @@ import attrs
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
-from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TokensEmitted
 from layered_llm.scheduling.sequences import Sequence
 
@@ -31,6 +31,7 @@ class TokenRows:
     _token_ids: list[int] = attrs.field(init=False, factory=list)
     _cached_tokens: list[int] = attrs.field(init=False, factory=list)
     _logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
+    _prompts: list[LogprobColumns | None] = attrs.field(init=False, factory=list)
 
     def add(self, sequence: Sequence, token: int, logprobs: LogprobEntries) -> None:
         """`token` stands at the end of the output of `sequence`."""
@@ -39,6 +40,7 @@ class TokenRows:
         self._positions.append(sequence.output_tokens - 1)
         self._token_ids.append(token)
         self._logprobs.append(logprobs)
+        self._prompts.append(sequence.take_prompt_logprobs() if sequence.prompt_logprobs else None)
         self._cached_tokens.append((sequence.cached_tokens or 0) if sequence.output_tokens == 1 else -1)
 
     def message(self, step: StepId) -> TokensEmitted:
@@ -50,6 +52,7 @@ class TokenRows:
             token_ids=pack_i32(self._token_ids),
             cached_tokens=pack_i32(self._cached_tokens),
             logprobs=LogprobColumns.of(self._logprobs),
+            prompt_logprobs=PromptLogprobs.of(self._prompts),
         )
 
 

@@ -86,7 +86,8 @@ class RunningChoices:
             raise InvariantViolated(
                 f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
             )
-        prefix = self.pages.find(sequence.admit.cache_salt, sequence.tokens.tobytes())
+        key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
+        prefix = self.pages.find(sequence.admit.cache_salt, key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         if missing + self.pages_promised + self.count > self.pages.available:
             self.pages.let_go(prefix.place, len(prefix.pages), NO_STEP)
@@ -97,6 +98,7 @@ class RunningChoices:
         sequence.place, sequence.pages, sequence.shared_pages = prefix.place, prefix.pages, len(prefix.pages)
         sequence.prefill_tokens = len(sequence.tokens)
         sequence.planned_tokens = sequence.computed_tokens = found
+        sequence.prompt_logprobs = []
         if sequence.cached_tokens is None:
             sequence.cached_tokens = found
         self._prefilling[slot] = sequence

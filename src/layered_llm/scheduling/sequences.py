@@ -16,6 +16,7 @@ import attrs
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
+from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.text_scheduler import Admit
 from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.prefix_tree import Node
@@ -92,6 +93,8 @@ class Sequence:
     """The part of `planned_tokens` that needs no step in flight."""
     output_tokens: int = 0
     """Sampled tokens that came back and were shown."""
+    prompt_logprobs: list[LogprobColumns] = attrs.field(factory=list)
+    """What the rows of its prefill told of the prompt, kept until the first token is shown."""
     cached_tokens: int | None = None
     """Tokens that were found when it started for the first time."""
     last_step: StepId = NO_STEP
@@ -105,6 +108,16 @@ class Sequence:
     @property
     def request(self) -> RequestId:
         return self.admit.request
+
+    @property
+    def reads_cache(self) -> bool:
+        """Once a token was shown, so was all that is told of the prompt."""
+        return self.admit.reads_cache or self.output_tokens > 0
+
+    def take_prompt_logprobs(self) -> LogprobColumns | None:
+        """What is told of the prompt, once."""
+        told, self.prompt_logprobs = self.prompt_logprobs, []
+        return LogprobColumns.joined(told) if told else None
 
 
 @attrs.define(eq=False, kw_only=True)

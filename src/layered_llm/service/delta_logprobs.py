@@ -15,10 +15,19 @@ def sampled_logprobs(message: TextEmitted) -> tuple[SampledLogprob | None, ...]:
     """One for each of the message's tokens, None for a token whose request wants none; empty where no request wants any."""
     if message.logprobs is None:
         return ()
-    return tuple(_sampled(message.logprobs, message.logprob_tokens))
+    return tuple(_told(message.logprobs, message.logprob_tokens))
 
 
-def _sampled(columns: LogprobColumns, tokens: tuple[bytes, ...]) -> Iterator[SampledLogprob | None]:
+def prompt_logprobs(message: TextEmitted) -> tuple[tuple[SampledLogprob, ...], ...]:
+    """What each of the message's rows tells of its prompt; empty where no request wants any."""
+    if message.prompt_logprobs is None:
+        return ()
+    told = _told(message.prompt_logprobs.columns, message.prompt_logprob_tokens)
+    counts = unpack_i32(message.prompt_logprobs.token_counts)
+    return tuple(tuple(one for _, one in zip(range(count), told, strict=False) if one is not None) for count in counts)
+
+
+def _told(columns: LogprobColumns, tokens: tuple[bytes, ...]) -> Iterator[SampledLogprob | None]:
     first = 0
     for entries in columns:
         behind = first + rows("i", entries.token_ids)
@@ -28,5 +37,5 @@ def _sampled(columns: LogprobColumns, tokens: tuple[bytes, ...]) -> Iterator[Sam
         if not told:
             yield None
             continue
-        sampled, *top = told
-        yield SampledLogprob(token_id=sampled.token_id, token=sampled.token, logprob=sampled.logprob, top=tuple(top))
+        own, *top = told
+        yield SampledLogprob(token_id=own.token_id, token=own.token, logprob=own.logprob, top=tuple(top))

@@ -17,7 +17,7 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
-from layered_llm.service.delta_logprobs import sampled_logprobs
+from layered_llm.service.delta_logprobs import prompt_logprobs, sampled_logprobs
 from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
 
@@ -94,6 +94,7 @@ def _merged(earlier: ChoiceDelta, later: ChoiceDelta) -> ChoiceDelta:
         finish_reason=later.finish_reason,
         matched_stop=later.matched_stop,
         logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
     )
 
 
@@ -227,7 +228,7 @@ def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
     tokens = unpack_i32(message.token_ids)
     counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
     requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
-    logprobs = sampled_logprobs(message)
+    logprobs, prompts = sampled_logprobs(message), prompt_logprobs(message)
     first = 0
     for row, request in enumerate(requests):
         behind = first + counts[row]
@@ -240,6 +241,7 @@ def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
                 finish_reason=FinishReason(reasons[row]),
                 matched_stop=message.matched_stops[row],
                 logprobs=tuple(each for each in logprobs[first:behind] if each is not None),
+                prompt_logprobs=prompts[row] if prompts else (),
             ),
         )
         first = behind

@@ -15,7 +15,7 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit
-from layered_llm.domain.messages.logprobs import entries_of
+from layered_llm.domain.messages.logprobs import entries_of, prompts_of
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Queued,
@@ -76,6 +76,8 @@ class TextCore:
                     request=request,
                     prompt_tokens=len(unpack_i32(admit.prompt_ids)),
                     choices=[OpenChoice(text) for text in start_choices(outcome, self._text_files.tokenizer)],
+                    echo=outcome.echo,
+                    is_prompt_only=outcome.is_prompt_only,
                 )
                 return Outgoing(to_scheduler=(admit,))
             case _:
@@ -211,12 +213,17 @@ class TextCore:
             unpack_i32(message.token_ids),
             unpack_i32(message.cached_tokens),
             entries_of(message.logprobs, rows("i", message.token_ids)),
+            prompts_of(message.prompt_logprobs, rows("i", message.token_ids)),
             strict=True,
         )
-        for request_id, index, position, token, cached_tokens, logprobs in columns:
+        for request_id, index, position, token, cached_tokens, logprobs, prompt in columns:
             request = self._known(request_id)
             choice = request.receive(index, position, cached_tokens)
             if choice.has_ended or request.is_silent:
+                continue
+            if position == 0:
+                tables.prompt(request.request, index, request.echo, prompt)
+            if request.is_prompt_only:
                 continue
             tables.token(request.request, index, token, choice.text.push(token), logprobs)
             if choice.text.matched_string is not None:

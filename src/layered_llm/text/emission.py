@@ -11,7 +11,7 @@ from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64, unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.messages.api_text import TextEmitted, TextToApi
-from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries
+from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.text_scheduler import TextToScheduler
 
 
@@ -38,9 +38,10 @@ class _Rows:
     ended_cached_tokens: list[int] = attrs.field(init=False, factory=list)
     ended_errors: list[str | None] = attrs.field(init=False, factory=list)
     logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
+    prompts: list[LogprobColumns | None] = attrs.field(init=False, factory=list)
 
     def message(self, bytes_of: Callable[[int], bytes]) -> TextEmitted:
-        logprobs = LogprobColumns.of(self.logprobs)
+        logprobs, prompts = LogprobColumns.of(self.logprobs), PromptLogprobs.of(self.prompts)
         return TextEmitted(
             requests=pack_i64(self.requests),
             choices=pack_i32(self.choices),
@@ -55,8 +56,14 @@ class _Rows:
             ended_cached_tokens=pack_i32(self.ended_cached_tokens),
             ended_errors=tuple(self.ended_errors),
             logprobs=logprobs,
-            logprob_tokens=() if logprobs is None else tuple(map(bytes_of, unpack_i32(logprobs.token_ids))),
+            logprob_tokens=_names(logprobs, bytes_of),
+            prompt_logprobs=prompts,
+            prompt_logprob_tokens=_names(None if prompts is None else prompts.columns, bytes_of),
         )
+
+
+def _names(columns: LogprobColumns | None, bytes_of: Callable[[int], bytes]) -> tuple[bytes, ...]:
+    return () if columns is None else tuple(map(bytes_of, unpack_i32(columns.token_ids)))
 
 
 @attrs.define
@@ -66,6 +73,13 @@ class TextTables:
     _bytes_of: Callable[[int], bytes]
     """What a token stands for."""
     _rows: dict[ApiId, _Rows] = attrs.field(init=False, factory=dict)
+
+    def prompt(self, request: RequestId, choice: int, text: str, told: LogprobColumns | None) -> None:
+        """What a choice tells of its prompt, before its first token."""
+        if text or told is not None:
+            rows = self._of(request)
+            self._add(rows, request, choice, text, token_count=0)
+            rows.prompts[-1] = told
 
     def token(
         self,
@@ -122,6 +136,7 @@ class TextTables:
         rows.requests.append(request)
         rows.choices.append(choice)
         rows.texts.append(text)
+        rows.prompts.append(None)
         rows.token_counts.append(token_count)
         rows.finish_reasons.append(FinishReason.RUNNING)
         rows.matched_stops.append(None)

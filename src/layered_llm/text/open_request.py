@@ -38,6 +38,10 @@ class OpenRequest:
     cached_tokens: int | None = None
     error: str | None = None
     """What failed, once something did."""
+    echo: str = ""
+    """What the text of each choice begins with."""
+    is_prompt_only: bool = False
+    """The one token that each choice samples is not shown."""
 
     @property
     def has_ended(self) -> bool:

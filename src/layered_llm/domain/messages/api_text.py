@@ -12,7 +12,7 @@ import attrs
 from layered_llm.domain.columns import packed, rows, same_rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
@@ -91,6 +91,9 @@ class TextEmitted:
     """Of each of `token_ids`; None where no token's request wants any."""
     logprob_tokens: tuple[bytes, ...] = ()
     """The bytes of each entry's token: parts of UTF-8 characters, where the vocabulary has tokens for those."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the whole prompt, with the first row of each choice that wants them."""
+    prompt_logprob_tokens: tuple[bytes, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         same_rows(
@@ -110,8 +113,14 @@ class TextEmitted:
         if len(self.ended_errors) * 8 != len(self.ended):
             raise ValueError("ended_errors has one item for each ended request")
         check_rows(self.logprobs, self.token_ids)
-        if len(self.logprob_tokens) != (0 if self.logprobs is None else rows("i", self.logprobs.token_ids)):
-            raise ValueError("logprob_tokens has one item for each log probability")
+        check_prompt_rows(self.prompt_logprobs, len(self.texts))
+        _check_names(self.logprobs, self.logprob_tokens)
+        _check_names(None if self.prompt_logprobs is None else self.prompt_logprobs.columns, self.prompt_logprob_tokens)
+
+
+def _check_names(columns: LogprobColumns | None, names: tuple[bytes, ...]) -> None:
+    if len(names) != (0 if columns is None else rows("i", columns.token_ids)):
+        raise ValueError("there is one name for each log probability")
 
 
 ApiToText = Submit | Abort

@@ -1,13 +1,15 @@
-"""Log probabilities of sampled tokens and of the likeliest ones beside them, as packed columns inside of a message.
+"""Log probabilities of tokens and of the likeliest ones beside them, as packed columns inside of a message.
 
 Must not know: which message carries them, how they are computed.
 
 They are the model's own: the logarithm of the softmax of its logits, before temperature, penalties, biases and masks (what vLLM
 calls raw logprobs). A sampled token that wants them has one entry for itself and then one for each of the k likeliest tokens,
-the likeliest first; the sampled token may be among those again.
+the likeliest first; the sampled token may be among those again. A prompt's tokens have the same, but for the first one: nothing
+precedes it, so it has one entry, of 0.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import attrs
@@ -28,10 +30,10 @@ NO_ENTRIES: Final = LogprobEntries()
 
 @attrs.frozen(kw_only=True)
 class LogprobColumns:
-    """The entries of all sampled tokens of a message, one token's behind the other's."""
+    """The entries of several tokens, one token's behind the other's."""
 
     counts: bytes = attrs.field(validator=packed("i"))
-    """Entries of each sampled token of the message, 0 where it wants none."""
+    """Entries of each token, 0 where none are wanted of it."""
     token_ids: bytes = attrs.field(validator=packed("i"))
     logprobs: bytes = attrs.field(validator=packed("f"))
     """fp32; may be minus infinity, and is never NaN."""
@@ -54,6 +56,15 @@ class LogprobColumns:
             logprobs=b"".join(one.logprobs for one in all_entries),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence["LogprobColumns"]) -> "LogprobColumns":
+        """The tokens of all parts."""
+        return cls(
+            counts=b"".join(part.counts for part in parts),
+            token_ids=b"".join(part.token_ids for part in parts),
+            logprobs=b"".join(part.logprobs for part in parts),
+        )
+
     @property
     def row_count(self) -> int:
         return rows("i", self.counts)
@@ -67,6 +78,50 @@ class LogprobColumns:
             else:
                 yield NO_ENTRIES
             first = behind
+
+
+@attrs.frozen(kw_only=True)
+class PromptLogprobs:
+    """The entries of prompt tokens, for some of the rows of a message."""
+
+    token_counts: bytes = attrs.field(validator=packed("i"))
+    """Prompt tokens that are told with each row of the message, 0 for most."""
+    columns: LogprobColumns
+    """Of these tokens, row after row."""
+
+    def __attrs_post_init__(self) -> None:
+        counts = unpack_i32(self.token_counts)
+        if min(counts, default=0) < 0 or sum(counts) != self.columns.row_count:
+            raise ValueError(f"{self.columns.row_count} prompt tokens for counts that add up to {sum(counts)}")
+
+    @classmethod
+    def of(cls, parts: Sequence[LogprobColumns | None]) -> "PromptLogprobs | None":
+        """Those of a message whose rows have these; None where none has any."""
+        told = [part for part in parts if part is not None]
+        if not told:
+            return None
+        counts = pack_i32(0 if part is None else part.row_count for part in parts)
+        return cls(token_counts=counts, columns=LogprobColumns.joined(told))
+
+    @property
+    def row_count(self) -> int:
+        return rows("i", self.token_counts)
+
+    def __iter__(self) -> Iterator[LogprobColumns | None]:
+        entries = iter(self.columns)
+        for count in unpack_i32(self.token_counts):
+            yield LogprobColumns.of(islice(entries, count)) if count else None
+
+
+def prompts_of(prompts: PromptLogprobs | None, row_count: int) -> Iterable[LogprobColumns | None]:
+    """What each of a message's rows tells of its prompt."""
+    return (None,) * row_count if prompts is None else prompts
+
+
+def check_prompt_rows(prompts: PromptLogprobs | None, row_count: int) -> None:
+    """Raises ValueError unless `prompts`, where a message has them, have `row_count` rows."""
+    if prompts is not None and prompts.row_count != row_count:
+        raise ValueError(f"log probabilities of {prompts.row_count} prompts beside {row_count} rows")
 
 
 def check_rows(columns: LogprobColumns | None, token_ids: bytes) -> None:

@@ -11,7 +11,7 @@ import attrs
 from layered_llm.domain.columns import packed, rows, same_rows
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_rows
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 
 
@@ -95,6 +95,11 @@ class StepCompleted:
     """Slots that hold state after the step: what a leak in the runtime would show in."""
     logprobs: LogprobColumns | None = None
     """Of each of `token_ids`; None where no row wants any."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the prompt tokens that the step's rows are the first to tell, a row for each of the step's; None where there are none.
+
+    A row tells those that follow the tokens that it computes, and the first of the prompt with the row that computes it.
+    """
 
     def __attrs_post_init__(self) -> None:
         check_rows(self.logprobs, self.token_ids)

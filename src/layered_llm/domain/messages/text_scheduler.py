@@ -8,10 +8,10 @@ RequestsFinished, whatever ends it: the model, a limit, a Stop, an Abort, a fail
 
 import attrs
 
-from layered_llm.domain.columns import packed, same_rows
+from layered_llm.domain.columns import packed, rows, same_rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
-from layered_llm.domain.messages.logprobs import LogprobColumns, check_rows
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
 from layered_llm.domain.verdicts import RejectReason
 
 
@@ -36,6 +36,8 @@ class TokenSampling:
     biased_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     """Tokens of the vocabulary, each at most once, to whose logits `biases` are added."""
     biases: bytes = attrs.field(default=b"", validator=packed("f"))
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, told by the rows that compute them while nothing is sampled yet."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told with each sampled token and its log probability; None tells neither."""
 
@@ -59,6 +61,8 @@ class Admit:
     """Who asks, as far as fairness and limits go."""
     priority: int = 0
     """Where the scheduler's policy goes by priority: lower ones start first."""
+    reads_cache: bool = True
+    """False: all of the prompt is computed, as something is told of each of its tokens."""
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
@@ -120,6 +124,8 @@ class TokensEmitted:
     """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
     logprobs: LogprobColumns | None = None
     """Of each row's token; None where no row wants any."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the whole prompts of rows of position 0; None where no row wants any."""
 
     def __attrs_post_init__(self) -> None:
         same_rows(
@@ -130,6 +136,7 @@ class TokensEmitted:
             cached_tokens=("i", self.cached_tokens),
         )
         check_rows(self.logprobs, self.token_ids)
+        check_prompt_rows(self.prompt_logprobs, rows("i", self.token_ids))
 
 
 @attrs.frozen(kw_only=True)

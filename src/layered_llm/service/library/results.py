@@ -39,6 +39,8 @@ class Delta:
     """The stop string or the stop token id that ended the choice."""
     logprobs: tuple[SampledLogprob, ...] = ()
     """One for each of `token_ids` where `SamplingParams.logprobs` asks for them, else none."""
+    prompt_logprobs: tuple[SampledLogprob, ...] = ()
+    """In a choice's first delta, one for each token of the prompt where they are asked for; the first one's is 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +54,8 @@ class Choice:
     matched_stop: str | int | None = None
     logprobs: tuple[SampledLogprob, ...] = ()
     """One for each of `token_ids` where `SamplingParams.logprobs` asks for them, else none."""
+    prompt_logprobs: tuple[SampledLogprob, ...] = ()
+    """One for each token of the prompt where they are asked for; the first one's is 0, as it depends on nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +69,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first choice, as are the other four."""
+        """Of the first choice, as are the other five."""
         return self.choices[0].text
 
     @property
@@ -83,6 +87,10 @@ class Completion:
     @property
     def logprobs(self) -> tuple[SampledLogprob, ...]:
         return self.choices[0].logprobs
+
+    @property
+    def prompt_logprobs(self) -> tuple[SampledLogprob, ...]:
+        return self.choices[0].prompt_logprobs
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +112,7 @@ def to_delta(delta: ChoiceDelta) -> Delta:
         finish_reason=_WORDS.get(delta.finish_reason),
         matched_stop=delta.matched_stop,
         logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
     )
 
 
@@ -132,4 +141,5 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,
         logprobs=tuple(each for delta in deltas for each in delta.logprobs),
+        prompt_logprobs=tuple(each for delta in deltas for each in delta.prompt_logprobs),
     )
