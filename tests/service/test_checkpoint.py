@@ -63,6 +63,16 @@ def test_what_a_killed_conversion_left_is_swept_by_the_next(tmp_path: Path) -> N
     assert [directory] == [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize("place", ["file", "file/cache"])
+def test_a_cache_that_cannot_be_written_is_named_in_one_line(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointError, match=f"cannot be converted into {tmp_path / place}: ") as caught:
+        resolve(None, tmp_path / place, must_not_convert, must_not_fetch)
+
+    assert "\n" not in str(caught.value)
+
+
 def test_without_the_wheel_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_DEFAULT_WHEEL", "no_such_wheel")
 

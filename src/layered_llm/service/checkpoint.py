@@ -104,10 +104,13 @@ def _default_directory(cache: Path, convert: Convert) -> Path:
     directory = cache / f"{DEFAULT_MODEL_NAME}-{source.stat().st_size}-v{_LAYOUT_VERSION}"
     if directory.is_dir():
         return directory
-    cache.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache / f"{directory.name}.lock"):
-        if not directory.is_dir():  # else another server converted it while this one waited
-            _convert_atomically(source, directory, convert)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _exclusive(cache / f"{directory.name}.lock"):
+            if not directory.is_dir():  # else another server converted it while this one waited
+                _convert_atomically(source, directory, convert)
+    except OSError as error:
+        raise CheckpointError(f"the default model cannot be converted into {cache}: {error}") from error
     return directory
 
 
@@ -118,8 +121,6 @@ def _convert_atomically(source: Path, directory: Path, convert: Convert) -> None
     try:
         convert(source, unfinished)
         unfinished.rename(directory)
-    except OSError as error:
-        raise CheckpointError(f"the default model cannot be converted into {directory.parent}: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
