@@ -1,7 +1,11 @@
+import contextlib
+import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -22,10 +26,25 @@ async def run(code: str) -> ChildExit:
     return await run_child("child", python(code), os.environ)
 
 
+@contextlib.contextmanager
+def full_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Standard error of this process on a full disk."""
+    with io.TextIOWrapper(Path("/dev/full").open("wb", buffering=0)) as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)
+        yield
+
+
 async def test_an_exit_is_told_with_the_last_words() -> None:
     ended = await run("import sys; print('first\\nno config.json\\n', file=sys.stderr); sys.exit(3)")
 
     assert "child exited with code 3: no config.json" == str(ended)
+
+
+async def test_words_that_cannot_be_passed_on_do_not_harm_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_stderr(monkeypatch):
+        ended = await run("import sys; print('first', file=sys.stderr); sys.exit(3)")
+
+    assert "child exited with code 3: first" == str(ended)
 
 
 async def test_a_killed_child_is_told_by_its_signal() -> None:

@@ -7,6 +7,7 @@ killed leaves nobody behind. It runs in a session of its own: Ctrl-C reaches onl
 in order.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -82,8 +83,9 @@ async def _forward(stderr: trio.abc.ReceiveStream | None, words: _LastWords, dra
     async with stderr:
         async for data in stderr:
             words.feed(bytes(data))
-            sys.stderr.buffer.write(data)
-            sys.stderr.buffer.flush()
+            with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the engine
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
     drained.set()
 
 

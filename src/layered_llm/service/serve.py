@@ -3,6 +3,7 @@
 Must not know: endpoints, the engine's processes.
 """
 
+import contextlib
 import logging
 import socket
 import sys
@@ -96,5 +97,6 @@ async def _tell_phases(api: Api) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"layered_llm: {line}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the server
+        sys.stderr.write(f"layered_llm: {line}\n")
+        sys.stderr.flush()
