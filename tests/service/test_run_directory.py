@@ -52,6 +52,23 @@ def test_a_base_that_others_can_write_is_refused(this_process: Owner, temporary_
         RunDirectory.for_owner(this_process)
 
 
+def test_a_file_where_the_base_should_be_is_refused(this_process: Owner, temporary_directory: Path) -> None:
+    (temporary_directory / f"layered-llm-{os.getuid()}").touch()
+
+    with pytest.raises(RunDirectoryError, match="private"):
+        RunDirectory.for_owner(this_process)
+
+
+def test_a_place_where_nothing_can_be_made_is_refused(
+    this_process: Owner, temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary_directory / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary_directory / "file"))
+
+    with pytest.raises(RunDirectoryError, match=r"set TMPDIR to another place: .*Not a directory"):
+        RunDirectory.for_owner(this_process)
+
+
 def test_only_one_process_gets_the_lock(this_process: Owner) -> None:
     directory = RunDirectory.for_owner(this_process)
     lock = directory.try_lock()

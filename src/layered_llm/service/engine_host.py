@@ -20,10 +20,10 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
 from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
-from layered_llm.service.run_directory import Owner, RunDirectory
+from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, child_environment
 from layered_llm.service.supervision import api_peer_name
-from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.addresses import AddressError, LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
 
 MAX_SUPERVISORS: Final = 3
@@ -46,14 +46,19 @@ class EngineHost:
     async def run(self) -> None:
         """Lives until it is cancelled; then aborts what is open, says goodbye, and, as the last, sees the engine end."""
         leave = trio.Event()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._stay_until, leave)
-            if self._owner.pid != os.getpid():
-                nursery.start_soon(self._die_with_owner)
-            try:
-                await trio.Event().wait()
-            finally:
-                leave.set()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._stay_until, leave)
+                if self._owner.pid != os.getpid():
+                    nursery.start_soon(self._die_with_owner)
+                try:
+                    await trio.Event().wait()
+                finally:
+                    leave.set()
+        except Exception:
+            # Whoever waits for the engine must not do so for ever.
+            self._client.on_status(_failed("this process cannot keep an engine; its messages say why"), ())
+            raise
 
     async def _stay_until(self, leave: trio.Event) -> None:
         """Cancelling this task would cut the goodbye: it is shielded, and from `leave` on the shield has a deadline."""
@@ -64,18 +69,31 @@ class EngineHost:
                 nursery.cancel_scope.cancel(reason="left the engine")
 
     async def _stay(self, leave: trio.Event) -> None:
-        directory = RunDirectory.for_owner(self._owner, self._engine)
+        try:
+            directory, address = self._meeting_place()
+        except RunDirectoryError as error:
+            self._client.on_status(_failed(str(error)), ())
+            await leave.wait()
+            return
         with open_context() as context:
             while not leave.is_set() and self._started < MAX_SUPERVISORS:
-                await self._stay_at_one(ZmqLinks(context, context), directory, leave)
+                await self._stay_at_one(ZmqLinks(context, context), directory, address, leave)
             if not leave.is_set():
                 self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
                 await leave.wait()
         if self._owner.pid == os.getpid():  # else other API processes may still need it
             directory.remove_unless_locked()
 
-    async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, leave: trio.Event) -> None:
-        address = LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
+    def _meeting_place(self) -> tuple[RunDirectory, str]:
+        """The server's directory, and the address in it where the supervisor is met. Raises RunDirectoryError."""
+        directory = RunDirectory.for_owner(self._owner, self._engine)
+        try:
+            return directory, LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
+        except AddressError as error:
+            directory.remove_unless_locked()
+            raise RunDirectoryError(f"{error}; it is made below TMPDIR") from error
+
+    async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, address: str, leave: trio.Event) -> None:
         with links.connect_api_to_supervisor(address, api_peer_name(self._client.api)) as link:
             connection = EngineConnection(self._client, links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:

@@ -65,12 +65,16 @@ class RunDirectory:
         """Makes the directory, with mode 0700, unless it is there; sweeps those whose owners are gone.
 
         `engine`, in hexadecimal digits, keeps the engines of one program apart; a server has one engine and needs none.
+        Raises RunDirectoryError.
         """
-        base = _base()
-        _make_private(base)
-        _sweep(base)
-        path = base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine)))
-        _make_private(path)
+        try:
+            base = _base()
+            _make_private(base)
+            _sweep(base)
+            path = base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine)))
+            _make_private(path)
+        except OSError as error:
+            raise RunDirectoryError(f"no run directory can be made, set TMPDIR to another place: {error}") from error
         return cls(path, owner)
 
     @property
@@ -119,7 +123,8 @@ def _base() -> Path:
 
 
 def _make_private(path: Path) -> None:
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise RunDirectoryError(f"{path} is not a private directory of this user; remove it, or set TMPDIR to another place")

@@ -270,8 +270,11 @@ def main() -> None:
     directory.clear_sockets()
     try:
         trio.run(supervise, directory, settings)
-    finally:
-        directory.remove()
+    except BaseException:
+        # API processes go on and look for the lock, to start another supervisor.
+        directory.clear_sockets()
+        raise
+    directory.remove()
 
 
 if __name__ == "__main__":

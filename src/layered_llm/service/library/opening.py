@@ -15,14 +15,13 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import API_ID_LIMIT, ApiId
-from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.embedded import open_embedded_client, until_ready, without_group
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import EngineHost
 from layered_llm.service.library.engine import Engine
-from layered_llm.service.run_directory import Owner, RunDirectoryError
+from layered_llm.service.run_directory import Owner
 from layered_llm.service.settings import Settings, load
 from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, kind
 from layered_llm.service.settings_sources import closest
@@ -130,11 +129,4 @@ async def _open_process_client(settings: Settings) -> AsyncIterator[EngineClient
 
 async def _host(client: EngineClient, settings: Settings, stay: trio.CancelScope) -> None:
     with stay:
-        try:
-            await EngineHost(client, settings, Owner.of(os.getpid()), secrets.token_hex(4)).run()
-        except* RunDirectoryError as group:
-            client.on_status(_failed(str(group.exceptions[0])), ())
-
-
-def _failed(detail: str) -> EngineStatus:
-    return EngineStatus(phase=EnginePhase.FAILED, generation=0, supervisor_pid=0, detail=detail)
+        await EngineHost(client, settings, Owner.of(os.getpid()), secrets.token_hex(4)).run()

@@ -1,0 +1,100 @@
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_host import EngineHost
+from layered_llm.service.run_directory import Owner, RunDirectory
+from layered_llm.service.settings import Settings
+from support.service_ends import TEST_S
+
+SETTINGS = Settings(device="scripted")
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Paths of ipc sockets are short: the directories that pytest makes are too long.
+    home = Path(tempfile.mkdtemp(prefix="llm-"))
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    yield home
+    shutil.rmtree(home)
+
+
+def new_client() -> EngineClient:
+    return EngineClient(api=ApiId(5), pid=os.getpid(), max_open_requests=8, draw_seed=lambda: 1)
+
+
+def host(client: EngineClient) -> EngineHost:
+    return EngineHost(client, SETTINGS, Owner.of(os.getpid()))
+
+
+async def failed_status() -> EngineStatus:
+    """The status that a host gives its client, as soon as it has failed; the host is then told to leave."""
+    client = new_client()
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host(client).run)
+            while client.status().phase is not EnginePhase.FAILED:
+                await client.status_change()
+            status = client.status()
+            nursery.cancel_scope.cancel()
+    return status
+
+
+async def test_a_directory_whose_sockets_would_have_too_long_paths_fails_the_engine_and_is_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = home / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+    status = await failed_status()
+
+    assert "at most 107 are possible" in status.detail
+    assert "TMPDIR" in status.detail
+    assert [] == list((deep / f"layered-llm-{os.getuid()}").iterdir())
+
+
+async def test_a_directory_that_is_not_ours_fails_the_engine(home: Path) -> None:
+    (home / f"layered-llm-{os.getuid()}").touch()
+
+    status = await failed_status()
+
+    assert "is not a private directory of this user" in status.detail
+
+
+async def test_a_host_that_dies_leaves_nobody_waiting(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    directory.settings_path.mkdir()  # so that it cannot be written
+
+    client = new_client()
+
+    with trio.fail_after(TEST_S), pytest.RaisesGroup(IsADirectoryError, flatten_subgroups=True):
+        await host(client).run()
+
+    assert EnginePhase.FAILED == client.status().phase
+
+
+def test_a_supervisor_that_crashes_leaves_the_lock_for_the_next_one(home: Path) -> None:
+    owner = Owner.of(os.getpid())
+    directory = RunDirectory.for_owner(owner, "d" * 100)
+    directory.settings_path.write_text(SETTINGS.to_json())
+    lock = directory.try_lock()
+    assert lock is not None
+    command = [sys.executable, "-m", "layered_llm.service.supervisor", *directory.command_line(lock)]
+    crashed = subprocess.run(command, pass_fds=[lock], stderr=subprocess.PIPE, check=False)
+    os.close(lock)
+
+    assert b"at most 107 are possible" in crashed.stderr
+    again = directory.try_lock()
+    assert again is not None
+    os.close(again)
