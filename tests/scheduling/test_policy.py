@@ -12,6 +12,7 @@ BOUNDS = (
     "max_unacknowledged_steps",
     "max_steps_in_flight",
     "max_streams_per_tenant",
+    "max_token_gap_us",
 )
 
 

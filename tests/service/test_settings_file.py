@@ -65,7 +65,7 @@ def other_value(field: "attrs.Attribute[Any]", default: Any) -> Any:
         case tuple():
             return ("a", "b")
         case _:
-            return 7 if "int" in str(field.type) else "text"
+            return "text" if "str" in str(field.type) else 7
 
 
 def test_keys_may_be_spelled_as_the_flags(config: Path) -> None:

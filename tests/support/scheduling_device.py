@@ -16,10 +16,16 @@ from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot,
 
 Script = Callable[[int, int, int], int]
 """The token at (seed, choice, output position)."""
+Cost = Callable[[ExecuteStep], int]
+"""Microseconds that a step takes."""
 
 
 def counting_script(seed: int, choice: int, position: int) -> int:
     return 1_000_000 + 10_000 * (seed % 90) + 1_000 * (choice % 9) + position % 1_000
+
+
+def costs_nothing(_step: ExecuteStep) -> int:
+    return 0
 
 
 @attrs.define(kw_only=True)
@@ -57,6 +63,7 @@ class Launched:
 class FakeDevice:
     limits: RuntimeLimits
     script: Script = counting_script
+    cost: Cost = costs_nothing
     salts: dict[int, str | None] = attrs.field(init=False, factory=dict)
     """By the seed of the request."""
     slots: dict[SlotId, DeviceSlot] = attrs.field(init=False, factory=dict)
@@ -74,7 +81,9 @@ class FakeDevice:
             self._open(opened)
         self._set_pages(step)
         tokens, slots, pages = self._execute(step)
-        result = StepCompleted(step=step.step, token_ids=pack_i32(tokens), device_us=0, open_slots=len(self.slots))
+        result = StepCompleted(
+            step=step.step, token_ids=pack_i32(tokens), device_us=self.cost(step), open_slots=len(self.slots)
+        )
         self.launched.append(Launched(result=result, touched_slots=slots, touched_pages=pages))
 
     def finish(self) -> StepCompleted:

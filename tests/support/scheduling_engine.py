@@ -1,6 +1,7 @@
 """The scheduler over a real device: without the loops and links around them."""
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 import attrs
@@ -42,14 +43,14 @@ def engine_limits(*, pages: int, page_size: int, slots: int = 16) -> RuntimeLimi
     )
 
 
-def scripted_device(limits: RuntimeLimits) -> Device:
+def scripted_device(limits: RuntimeLimits, now_us: Callable[[], int] = lambda: 0) -> Device:
     """Its tokens are a hash of the history that it reads back through the page tables."""
     return ScriptedDevice(
         limits=limits,
         script=HashScript(first_id=FIRST_ID, id_count=ID_COUNT),
         pace=ScriptedPace(step_us=0, token_us=0),
         wait=lambda _seconds: None,
-        now_us=lambda: 0,
+        now_us=now_us,
     )
 
 

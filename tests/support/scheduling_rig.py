@@ -50,6 +50,7 @@ def policy(
     order: AdmissionOrder = AdmissionOrder.FIRST_COME,
     overtakes: int = 16,
     streams: int | None = None,
+    gap_us: int | None = None,
 ) -> SchedulingPolicy:
     return SchedulingPolicy(
         max_step_tokens=budget,
@@ -61,6 +62,7 @@ def policy(
         admission_order=order,
         max_overtakes=overtakes,
         max_streams_per_tenant=streams,
+        max_token_gap_us=gap_us,
     )
 
 

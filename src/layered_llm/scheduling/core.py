@@ -261,7 +261,7 @@ class Scheduler:
                 f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
             )
         self._in_flight.popleft()
-        self._running.acknowledge(planned)
+        self._running.acknowledge(planned, device_us=result.device_us)
         self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned

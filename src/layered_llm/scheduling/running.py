@@ -17,6 +17,7 @@ from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.scheduling.budget import decode_limit, share_chunks
 from layered_llm.scheduling.orders import arrival
+from layered_llm.scheduling.pace import Pace
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -35,6 +36,7 @@ class RunningChoices:
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
         self._max_choices = policy.max_running_choices
         self._max_step_tokens = policy.max_step_tokens
+        self._pace = None if policy.max_token_gap_us is None else Pace(policy.max_token_gap_us)
         self._prefilling: dict[SlotId, Sequence] = {}
         """Oldest first, but for those that were preempted meanwhile."""
         self._decoding: dict[SlotId, Sequence] = {}
@@ -135,8 +137,10 @@ class RunningChoices:
         planned.open_slots = self._open_slots
         return planned
 
-    def acknowledge(self, planned: PlannedStep) -> None:
+    def acknowledge(self, planned: PlannedStep, *, device_us: int) -> None:
         """The step is done: what it computed may be shared, and what waited for it is free."""
+        if self._pace is not None:
+            self._pace.measured(prefill_tokens=planned.prefill_tokens, decode_rows=planned.decode_rows, step_us=device_us)
         self.pages.acknowledge(planned.step)
         self._slots.acknowledge(planned.step)
         keeps_prefixes, size = self.pages.keeps_prefixes, self.pages.page_size_tokens
@@ -181,8 +185,14 @@ class RunningChoices:
         ]
         limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts))
         turn: list[Work] = [(one, 1) for one in decodes[:limit]]
-        chunks = share_chunks([one.prefill_tokens - one.planned_tokens for one in prompts], self._max_step_tokens - len(turn))
+        chunks = share_chunks([one.prefill_tokens - one.planned_tokens for one in prompts], self._prefill_budget(len(turn)))
         return [*turn, *((one, count) for one, count in zip(prompts, chunks, strict=True) if count)]
+
+    def _prefill_budget(self, decode_rows: int) -> int:
+        left = self._max_step_tokens - decode_rows
+        if self._pace is None or not decode_rows:
+            return left
+        return min(left, self._pace.prefill_limit(decode_rows=decode_rows))
 
     def _give_up_turn(self, turn: Iterable[Sequence]) -> None:
         for sequence in turn:

@@ -103,6 +103,12 @@ class Settings:
         aliases=("--scheduling-policy",),
         choices=SCHEDULE_POLICIES,
     )
+    max_token_gap_ms: float | None = _setting(
+        "longest time between two tokens of a running stream: bounds the prefill beside it (default: no bound)",
+        default=None,
+        group="engine",
+        low=1,
+    )
     max_unacknowledged_steps: int = _setting(
         "steps that a text worker may lag behind before its requests pause", default=64, group="engine", low=1
     )
