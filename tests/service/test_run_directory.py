@@ -69,6 +69,14 @@ def test_a_place_where_nothing_can_be_made_is_refused(
         RunDirectory.for_owner(this_process)
 
 
+def test_what_cannot_be_swept_is_in_nobodys_way(this_process: Owner) -> None:
+    dead = dead_owner()
+    stale = RunDirectory.for_owner(this_process).path.with_name(f"{dead.pid}-{dead.start_time}")
+    (stale / "supervisor.lock").mkdir(parents=True)
+
+    assert RunDirectory.for_owner(this_process).path.is_dir()
+
+
 def test_only_one_process_gets_the_lock(this_process: Owner) -> None:
     directory = RunDirectory.for_owner(this_process)
     lock = directory.try_lock()

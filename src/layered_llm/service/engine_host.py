@@ -6,6 +6,7 @@ All API processes of a server run this. The one that gets the lock of the server
 the lock on to it; the others, and this one from then on, only connect. When the supervisor is gone, the lock is free again.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ MAX_SUPERVISORS: Final = 3
 """Supervisors that this process starts before it gives up: one that dies again and again is broken."""
 FIRST_WORD_S: Final = 1.0
 LEAVE_S: Final = LAST_ABORTS_S + GOODBYE_S + 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
@@ -72,6 +75,7 @@ class EngineHost:
         try:
             directory, address = self._meeting_place()
         except RunDirectoryError as error:
+            logger.error("%s", error)  # noqa: TRY400 - the text says it all
             self._client.on_status(_failed(str(error)), ())
             await leave.wait()
             return

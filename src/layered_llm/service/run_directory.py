@@ -131,9 +131,10 @@ def _make_private(path: Path) -> None:
 
 
 def _sweep(base: Path) -> None:
-    """Removes what a server left that was killed with all its processes at once."""
+    """Removes what a server left that was killed with all its processes at once; what cannot be removed is in nobody's way."""
     for path in base.iterdir():
         name = _NAME.fullmatch(path.name)
         owner = None if name is None else Owner(int(name["pid"]), int(name["start_time"]))
         if owner is not None and not owner.is_alive:
-            RunDirectory(path, owner).remove_unless_locked()
+            with contextlib.suppress(OSError):
+                RunDirectory(path, owner).remove_unless_locked()
