@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from layered_llm.domain.columns import pack_f32, pack_i32
 from layered_llm.domain.ids import StepId
-from layered_llm.domain.messages.logprobs import LogprobColumns, entries_of
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, entries_of, prompts_of
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from support.logprobs import columns_of, entries
 
@@ -29,3 +29,19 @@ def test_a_message_tells_of_each_of_its_tokens_or_of_none() -> None:
     columns = columns_of([[(5, -1.0)]])
     with pytest.raises(ValueError, match="log probabilities of 1 tokens beside 2 tokens"):
         StepCompleted(step=StepId(1), token_ids=pack_i32([5, 6]), device_us=0, open_slots=1, logprobs=columns)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=4))
+def test_each_row_has_its_own_prompt(prompts: list[list[int]]) -> None:
+    parts = [columns_of([[(token, -1.0)] for token in prompt]) for prompt in prompts]
+    rows = [part for each in parts for part in (None, each)]
+    told = PromptLogprobs.of(rows)
+    assert rows == list(prompts_of(told, len(rows)))
+    assert (told is None) is not any(rows)
+
+
+def test_prompts_that_do_not_fit_their_counts_are_refused() -> None:
+    columns = columns_of([[(5, -1.0)]])
+    assert columns is not None
+    with pytest.raises(ValueError, match="1 prompt tokens for counts that add up to 2"):
+        PromptLogprobs(token_counts=pack_i32([1, 1]), columns=columns)

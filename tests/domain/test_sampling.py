@@ -47,6 +47,11 @@ from layered_llm.domain.sampling import SamplingParams
         ("logit_bias", dict.fromkeys(range(1025), 0.0)),
         ("logit_bias", 5),
         ("logit_bias", (5,)),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("seed", 2**63),
         ("stop", ("",)),
         ("stop", ("x",) * 65),
@@ -61,6 +66,11 @@ def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
 
     assert field == caught.value.param
     assert field.split("_", maxsplit=1)[0] in caught.value.message
+
+
+def test_no_token_at_all_may_be_asked_for_where_the_prompt_is_told() -> None:
+    assert 0 == SamplingParams(max_tokens=0, echo=True).max_tokens
+    assert 0 == SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens
 
 
 def test_biases_are_taken_as_a_mapping_too() -> None:

@@ -102,3 +102,39 @@ def test_a_choice_that_wants_none_has_none_beside_one_that_does(tiny: tuple[Path
     first, second = run(open_tiny(tiny), PROMPTS[:2], [greedy(), sampling(temperature=0.0, logprobs=1)], 3)
     assert [[], [], []] == first
     assert [2, 2, 2] == [len(pairs) for pairs in second]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
+def test_prompt_logprobs_equal_those_of_transformers_however_the_prompt_is_cut(
+    chunk_tokens: int, tiny: tuple[Path, Any]
+) -> None:
+    driver = Driver(open_tiny(tiny), chunk_tokens)
+    for slot, prompt in enumerate(PROMPTS):
+        params = greedy() if slot == 0 else sampling(temperature=0.0, prompt_logprobs=slot)
+        driver.add(open_slot(slot, prompt, params=params), output_tokens=3)
+    driver.run()
+    assert [] == driver.prompt_logprobs[0]
+    for slot, prompt in list(enumerate(PROMPTS))[1:]:
+        told = driver.prompt_logprobs[slot]
+        assert prompt == [pairs[0][0] for pairs in told]
+        assert [(prompt[0], 0.0)] == told[0]
+        for pairs, reference in zip(told[1:], reference_logits(tiny[1], prompt).log_softmax(dim=-1), strict=False):
+            assert [logprob for _, logprob in pairs] == pytest.approx([reference[token].item() for token, _ in pairs], abs=1e-4)
+            assert [logprob for _, logprob in pairs[1:]] == pytest.approx(reference.topk(slot).values.tolist(), abs=1e-4)
+
+
+def test_a_prompt_longer_than_a_block_of_logits(tiny: tuple[Path, Any]) -> None:
+    prompt = [3 + place % 100 for place in range(200)]
+    driver = Driver(open_tiny(tiny), 1000)
+    driver.add(open_slot(0, prompt, params=sampling(prompt_logprobs=0)), output_tokens=1)
+    driver.run()
+    reference = reference_logits(tiny[1], prompt).log_softmax(dim=-1)
+    expected = [reference[place - 1, prompt[place]].item() for place in range(1, 200)]
+    assert expected == pytest.approx([pairs[0][1] for pairs in driver.prompt_logprobs[0][1:]], abs=1e-4)
+
+
+def test_a_prompt_that_was_told_is_not_told_again(tiny: tuple[Path, Any]) -> None:
+    driver = Driver(open_tiny(tiny), 3)
+    driver.add(open_slot(0, PROMPTS[2], [4, 5], params=sampling(prompt_logprobs=1)), output_tokens=2)
+    driver.run()
+    assert {} == driver.prompt_logprobs

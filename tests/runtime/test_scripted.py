@@ -59,6 +59,15 @@ def test_made_up_logprobs_tell_the_token_and_its_place() -> None:
     assert [[], []] == driver.logprobs[1]
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 100])
+def test_made_up_logprobs_of_a_prompt_come_with_the_rows_that_compute_it(chunk_tokens: int) -> None:
+    driver = Driver(scripted(ECHO), chunk_tokens)
+    driver.add(open_slot(0, [5, 299, 7], params=sampling(prompt_logprobs=1)), output_tokens=3)
+    driver.run()
+    expected = [[(5, 0.0)], [(299, -0.25), (299, -0.25)], [(7, -0.375), (7, -0.375)]]
+    assert expected == driver.prompt_logprobs[0]
+
+
 def test_hash_depends_on_every_token_of_the_history() -> None:
     base = generate(scripted(), [[1, 2, 3, 4]], output_tokens=8)
     others = generate(scripted(), [[1, 2, 3], [1, 2, 3, 3], [2, 1, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 4]], output_tokens=8)

@@ -42,3 +42,28 @@ async def test_deltas_add_up_to_the_completion(engine: Engine) -> None:
 async def test_nothing_is_told_unasked(engine: Engine) -> None:
     completion = await engine.generate("abc", SamplingParams(max_tokens=3))
     assert () == completion.logprobs
+
+
+async def test_prompt_logprobs_are_told_for_each_choice(engine: Engine) -> None:
+    completion = await engine.generate("abc", SamplingParams(max_tokens=2, n=2, prompt_logprobs=1))
+    for choice in completion.choices:
+        assert [(b"a", 0.0), (b"b", -0.25), (b"c", -0.375)] == [(one.token, one.logprob) for one in choice.prompt_logprobs]
+        assert [0, 1, 1] == [len(one.top) for one in choice.prompt_logprobs]
+    assert () == completion.logprobs
+    assert 0 == completion.usage.cached_tokens
+
+
+async def test_prompt_logprobs_are_the_same_when_the_prompt_is_in_the_cache(engine: Engine) -> None:
+    prompt = "abcdefgh" * 12
+    plain = await engine.generate(prompt, SamplingParams(max_tokens=2))
+    again = await engine.generate(prompt, SamplingParams(max_tokens=2))
+    asked = await engine.generate(prompt, SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert 0 < again.usage.cached_tokens
+    assert 0 == asked.usage.cached_tokens
+    assert (plain.text, 96) == (asked.text, len(asked.prompt_logprobs))
+
+
+async def test_a_prompt_alone_is_an_answer(engine: Engine) -> None:
+    completion = await engine.generate("abc", SamplingParams(max_tokens=0, echo=True, prompt_logprobs=0))
+    assert ("abc", (), 0) == (completion.text, completion.token_ids, completion.usage.completion_tokens)
+    assert b"abc" == b"".join(one.token for one in completion.prompt_logprobs)

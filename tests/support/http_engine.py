@@ -37,6 +37,7 @@ def text_delta(
     finish_reason: FinishReason = FinishReason.RUNNING,
     matched_stop: str | int | None = None,
     logprobs: tuple[SampledLogprob, ...] = (),
+    prompt_logprobs: tuple[SampledLogprob, ...] = (),
 ) -> ChoiceDelta:
     return ChoiceDelta(
         choice=choice,
@@ -45,6 +46,7 @@ def text_delta(
         finish_reason=finish_reason,
         matched_stop=matched_stop,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -102,6 +102,8 @@ class Driver:
     _pages_used: int = 0
     logprobs: dict[int, list[Pairs]] = attrs.Factory(dict)
     """Of each slot's sampled tokens, where a step told any."""
+    prompt_logprobs: dict[int, list[Pairs]] = attrs.Factory(dict)
+    """Of each slot's prompt tokens, where a step told any."""
     last: StepCompleted | None = None
 
     def add(self, opening: OpenSlot, *, output_tokens: int) -> None:
@@ -140,6 +142,8 @@ class Driver:
             self._choices[slot].known += 1
         for slot, pairs in zip(slots, pairs_of(self.last.logprobs), strict=False):
             self.logprobs.setdefault(slot, []).append(pairs)
+        for (slot, *_), columns in zip(rows, self.last.prompt_logprobs or (), strict=False):
+            self.prompt_logprobs.setdefault(slot, []).extend(pairs_of(columns))
         return self._take_ended()
 
     def _new_pages(self, choice: _Choice, end: int) -> list[int]:

@@ -11,6 +11,7 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, StepId, compose_request_id
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit, TextEmitted, TextToApi
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
@@ -53,6 +54,7 @@ def tokens_emitted(
     step: int = 1,
     cached: int = 0,
     logprobs: Iterable[Sequence[tuple[int, float]]] | None = None,
+    prompts: Iterable[LogprobColumns | None] = (),
 ) -> TokensEmitted:
     """Rows of (request, choice, position, token); `cached` is told with position 0; (token, logprob) pairs of each row."""
     table = list(rows)
@@ -64,6 +66,7 @@ def tokens_emitted(
         token_ids=pack_i32(row[3] for row in table),
         cached_tokens=pack_i32(-1 if row[2] else cached for row in table),
         logprobs=None if logprobs is None else columns_of(logprobs),
+        prompt_logprobs=PromptLogprobs.of(list(prompts)),
     )
 
 
@@ -166,9 +169,10 @@ class CoreBench:
         *rows: tuple[RequestId, int, int, int],
         cached: int = 0,
         logprobs: Iterable[Sequence[tuple[int, float]]] | None = None,
+        prompts: Iterable[LogprobColumns | None] = (),
     ) -> None:
         self._step += 1
-        self.hear(tokens_emitted(rows, step=self._step, cached=cached, logprobs=logprobs))
+        self.hear(tokens_emitted(rows, step=self._step, cached=cached, logprobs=logprobs, prompts=prompts))
 
     def finish(self, *rows: tuple[RequestId, int, FinishReason, int]) -> None:
         self.hear(requests_finished(rows))

@@ -59,3 +59,37 @@ def test_penalties_and_biases_are_taken_and_wrong_ones_named(client: openai.Open
         client.chat.completions.create(**fine, logit_bias={"99999": 1})
     with pytest.raises(openai.BadRequestError, match="presence_penalty must be between -2 and 2"):
         client.chat.completions.create(**fine, presence_penalty=2.5)
+
+
+def test_an_echo_of_token_ids_scores_them_without_any_output(client: openai.OpenAI) -> None:
+    """What lm-eval asks of a server, and how it reads the answer."""
+    fields: Any = {"model": SERVED_NAME, "prompt": [[97, 98, 99], [100, 101]], "echo": True, "max_tokens": 0, "logprobs": 1}
+
+    completion = client.completions.create(**fields)
+
+    assert ["abc", "de"] == [choice.text for choice in completion.choices]
+    told = [choice.logprobs for choice in completion.choices]
+    assert [[None, -0.25, -0.375], [None, -0.25]] == [one and one.token_logprobs for one in told]
+    assert [[None, {"b": -0.25}, {"c": -0.375}], [None, {"e": -0.25}]] == [one and one.top_logprobs for one in told]
+    assert completion.usage is not None
+    assert (5, 0) == (completion.usage.prompt_tokens, completion.usage.completion_tokens)
+
+
+def test_an_echo_begins_a_streamed_text(client: openai.OpenAI) -> None:
+    fields: Any = {"model": SERVED_NAME, "prompt": "abc", "echo": True, "max_tokens": 4, "logprobs": 0}
+    with client.completions.create(**fields, stream=True) as stream:
+        choices = [chunk.choices[0] for chunk in stream]
+    assert "abcabca" == "".join(choice.text for choice in choices)
+    tokens = [token for choice in choices if choice.logprobs is not None for token in choice.logprobs.tokens or ()]
+    assert list("abcabca") == tokens
+
+
+def test_prompt_logprobs_of_a_chat(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=SERVED_NAME, messages=[USER], max_tokens=1, extra_body={"prompt_logprobs": 1}
+    )
+    told: Any = completion.model_dump()["prompt_logprobs"]
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == len(told)
+    assert told[0] is None
+    assert {"logprob": -0.25, "rank": 1, "decoded_token": "u"} == told[1][str(ord("u"))]

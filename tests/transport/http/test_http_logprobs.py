@@ -173,3 +173,68 @@ def test_a_choice_has_offsets_of_its_own() -> None:
     chunks = answer.encode(tuple((0, event) for event in events)).decode().split("\n\n")[:-1]
     offsets = [json.loads(item.removeprefix("data: "))["choices"][0]["logprobs"]["text_offset"] for item in chunks]
     assert offsets == [[0], [0], [2]]
+
+
+PROMPT = (sampled(b"On", 0.0, token_id=8), sampled(b"ce", -1.25, (b"e", -0.5), (b"ce", -1.25)))
+ECHO = answering(
+    text_delta("OnceH", token_ids=(1,), logprobs=HI[:1], prompt_logprobs=PROMPT),
+    text_delta("i", token_ids=(2,), finish_reason=FinishReason.LENGTH, logprobs=HI[1:]),
+    ended(),
+)
+ECHOED = {
+    "text_offset": [0, 2, 4, 5],
+    "token_logprobs": [None, -1.25, -0.25, -2.0],
+    "tokens": ["On", "ce", "H", "i"],
+    "top_logprobs": [None, {"e": -0.5, "ce": -1.25}, {"H": -0.25, "Y": -1.5}, {"o": -0.125, "i": -2.0}],
+}
+
+
+async def test_logprobs_of_an_echo_begin_with_the_prompts() -> None:
+    exchange = await post(application(FakeEngine(ECHO)), COMPLETIONS, {"prompt": "Once", "echo": True, "logprobs": 2})
+
+    # The first token's nulls are what OpenAI sends, though its own types know none.
+    (choice,) = exchange.json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("OnceHi", ECHOED)
+    assert "prompt_logprobs" not in choice
+
+
+async def test_a_streamed_echo_adds_up_to_the_same() -> None:
+    body = {"prompt": "Once", "echo": True, "logprobs": 2, "stream": True}
+
+    exchange = await post(application(FakeEngine(ECHO)), COMPLETIONS, body)
+
+    items = exchange.body.decode().split("\n\n")[:-2]
+    choices = [json.loads(item.removeprefix("data: "))["choices"][0] for item in items]
+    pieces = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+    assert "".join(choice["text"] for choice in choices) == "OnceHi"
+    assert {name: [one for piece in pieces for one in piece[name]] for name in ECHOED} == ECHOED
+
+
+async def test_an_echo_without_any_output_is_the_prompt() -> None:
+    end = text_delta("Once", token_ids=(), finish_reason=FinishReason.LENGTH, prompt_logprobs=PROMPT)
+    engine = FakeEngine(answering(end, ended(completion_tokens=0)))
+
+    exchange = await post(application(engine), COMPLETIONS, {"prompt": "Once", "echo": True, "logprobs": 2, "max_tokens": 0})
+
+    (choice,) = exchange.json()["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]) == ("Once", [None, -1.25], "length")
+    assert exchange.json()["usage"]["completion_tokens"] == 0
+
+
+TOLD = [
+    None,
+    {
+        "7": {"logprob": -1.25, "rank": None, "decoded_token": "ce"},
+        "0": {"logprob": -0.5, "rank": 1, "decoded_token": "e"},
+        "1": {"logprob": -1.25, "rank": 2, "decoded_token": "ce"},
+    },
+]
+
+
+async def test_prompt_logprobs_stand_in_the_choice_of_a_completion_and_beside_the_choices_of_a_chat() -> None:
+    completion = await post(application(FakeEngine(ECHO)), COMPLETIONS, {"prompt": "Once", "prompt_logprobs": 2})
+    chat = await post(application(FakeEngine(ECHO)), CHAT, {"messages": MESSAGES, "prompt_logprobs": 2})
+
+    assert completion.json()["choices"][0]["prompt_logprobs"] == TOLD
+    assert chat.json()["prompt_logprobs"] == TOLD
+    assert [chat.json()["choices"][0].keys() & {"prompt_logprobs"}] == [set()]

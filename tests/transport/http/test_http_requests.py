@@ -267,11 +267,8 @@ UNSUPPORTED = [
     ("tool_choice", "auto"),
     ("functions", [{}]),
     ("response_format", {"type": "json_object"}),
-    ("echo", True),
-    ("echo", 0),
     ("suffix", "x"),
     ("best_of", 2),
-    ("prompt_logprobs", 0),
     ("structured_outputs", {"choice": ["a"]}),
     ("guided_regex", "a+"),
     ("use_beam_search", True),
@@ -325,6 +322,45 @@ def test_top_logprobs_need_logprobs(fields: dict[str, object]) -> None:
 def test_a_wrong_number_of_logprobs_is_refused_by_the_name_of_its_field(value: object) -> None:
     assert chat_error(logprobs=True, top_logprobs=value).param == "top_logprobs"
     assert completion_error(logprobs=value).param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (None, None, False)),
+        ({"echo": True}, (None, None, True)),
+        ({"echo": True, "logprobs": 3}, (3, 3, True)),
+        ({"echo": False, "logprobs": 3}, (3, None, False)),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, (3, 1, True)),
+        ({"prompt_logprobs": 0}, (None, 0, False)),
+    ],
+)
+def test_an_echo_tells_of_the_prompt_what_is_told_of_the_output(fields: dict[str, object], expected: object) -> None:
+    params = completion(**fields).params
+
+    assert (params.logprobs, params.prompt_logprobs, params.echo) == expected
+
+
+def test_prompt_logprobs_are_an_answer_without_any_output() -> None:
+    assert completion(echo=True, max_tokens=0).params.max_tokens == 0
+    assert completion(prompt_logprobs=1, max_tokens=0).params.max_tokens == 0
+    assert chat(prompt_logprobs=1, max_completion_tokens=0).params.max_tokens == 0
+
+
+def test_prompt_logprobs_are_not_streamed() -> None:
+    error = chat_error(prompt_logprobs=1, stream=True)
+
+    assert error.param == "prompt_logprobs"
+    assert "stream is true" in error.message
+
+
+@pytest.mark.parametrize(("field", "value"), [("prompt_logprobs", -1), ("prompt_logprobs", 21), ("echo", 1), ("echo", "yes")])
+def test_a_wrong_demand_for_the_prompt_is_refused_by_the_name_of_its_field(field: str, value: object) -> None:
+    assert completion_error(**{field: value}).param == field
+
+
+def test_a_chat_has_no_echo() -> None:
+    assert chat_error(echo=True).param == "echo"
 
 
 def test_each_endpoint_has_its_own_way_to_ask_for_logprobs() -> None:

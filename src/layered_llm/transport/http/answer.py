@@ -34,6 +34,17 @@ class AnswerPlan:
     """Of all prompts together."""
     include_usage: bool
     continuous_usage: bool
+    echoes_logprobs: bool = False
+    """The log probabilities of a choice begin with those of its prompt."""
+    tells_prompts: bool = False
+    """Those of the prompts are told apart, where the answer is whole."""
+
+    def logprobs(
+        self, writer: LogprobWriter, output: Sequence[SampledLogprob], prompt: Sequence[SampledLogprob]
+    ) -> Json | None:
+        """What to tell of these tokens."""
+        echoed = prompt if self.echoes_logprobs else ()
+        return writer.write(output, echoed) if output or echoed else None
 
 
 @attrs.define
@@ -114,8 +125,8 @@ class StreamedAnswer:
             opening = shape.opening(index)
             if opening is not None:
                 yield self._chunk(opening)
-        if delta.text or delta.logprobs:
-            logprobs = self._opened[index].write(delta.logprobs) if delta.logprobs else None
+        logprobs = self._plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
+        if delta.text or logprobs is not None:
             yield self._chunk(shape.piece(index, delta.text, logprobs))
         name = responses.finish_reason_name(delta.finish_reason)
         if name is not None:
@@ -150,6 +161,7 @@ def failure(error: ApiError) -> bytes:
 class _GrowingChoice:
     texts: list[str] = attrs.field(factory=list)
     logprobs: list[SampledLogprob] = attrs.field(factory=list)
+    prompt_logprobs: list[SampledLogprob] = attrs.field(factory=list)
     finish_reason: FinishReason = FinishReason.RUNNING
     matched_stop: str | int | None = None
 
@@ -187,6 +199,7 @@ class WholeAnswer:
         choice = self._choices[index]
         choice.texts.append(delta.text)
         choice.logprobs.extend(delta.logprobs)
+        choice.prompt_logprobs.extend(delta.prompt_logprobs)
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
     def result(self) -> Json | ApiError:
@@ -194,12 +207,15 @@ class WholeAnswer:
         if self._tally.error is not None:
             return self._tally.error
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
-        return responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage)
+        body = responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage)
+        if not self._plan.tells_prompts:
+            return body
+        return responses.with_prompt_logprobs(self._plan.shape, body, [choice.prompt_logprobs for choice in self._choices])
 
     def _whole(self, index: int, choice: _GrowingChoice) -> Json:
         name = responses.finish_reason_name(choice.finish_reason)
         if name is None:
             raise InvariantViolated(f"request ended without an error while choice {index} was {choice.finish_reason.name}")
         shape = self._plan.shape
-        logprobs = shape.start_logprobs().write(choice.logprobs) if choice.logprobs else None
+        logprobs = self._plan.logprobs(shape.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
         return shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)

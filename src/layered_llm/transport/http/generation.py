@@ -110,6 +110,8 @@ def _plan(request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_t
         prompt_tokens=prompt_tokens,
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
+        echoes_logprobs=request.told.echo and request.told.logprobs is not None,
+        tells_prompts=request.told.has_prompt_field,
     )
 
 

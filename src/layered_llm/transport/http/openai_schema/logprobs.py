@@ -21,15 +21,16 @@ _Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
 class LogprobWriter(Protocol):
     """Words the log probabilities of one choice."""
 
-    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
-        """Those of the choice's next tokens, at least one."""
+    def write(self, logprobs: Sequence[SampledLogprob], echoed: Sequence[SampledLogprob] = ()) -> Json:
+        """Those of the choice's next tokens, at least one, behind those of the whole prompt where that is echoed."""
 
 
 class ChatLogprobs:
     """`choices[].logprobs` of `/v1/chat/completions`."""
 
-    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
-        content = [{**_entry(sampled), "top_logprobs": [_entry(one) for one in sampled.top]} for sampled in logprobs]
+    def write(self, logprobs: Sequence[SampledLogprob], echoed: Sequence[SampledLogprob] = ()) -> Json:
+        tokens = (*echoed, *logprobs)
+        content = [{**_entry(sampled), "top_logprobs": [_entry(one) for one in sampled.top]} for sampled in tokens]
         return {"content": content, "refusal": None}
 
 
@@ -40,12 +41,15 @@ class CompletionLogprobs:
         self._decoder = _Utf8Decoder("replace")
         self._chars = 0
 
-    def write(self, logprobs: Sequence[SampledLogprob]) -> Json:
+    def write(self, logprobs: Sequence[SampledLogprob], echoed: Sequence[SampledLogprob] = ()) -> Json:
+        tokens = (*echoed, *logprobs)
+        unknown = (None,) * bool(echoed)
+        known = tokens[len(unknown) :]
         return {
-            "text_offset": [self._place(sampled.token) for sampled in logprobs],
-            "token_logprobs": [_floored(sampled.logprob) for sampled in logprobs],
-            "tokens": [_spelled(sampled.token) for sampled in logprobs],
-            "top_logprobs": [_by_spelling(sampled) for sampled in logprobs],
+            "text_offset": [self._place(sampled.token) for sampled in tokens],
+            "token_logprobs": [*unknown, *(_floored(sampled.logprob) for sampled in known)],
+            "tokens": [_spelled(sampled.token) for sampled in tokens],
+            "top_logprobs": [*unknown, *(_by_spelling(sampled) for sampled in known)],
         }
 
     def _place(self, token: bytes) -> int:
@@ -53,6 +57,23 @@ class CompletionLogprobs:
         place = self._chars
         self._chars += len(self._decoder.decode(token))
         return place
+
+
+def prompt_object(prompt: Sequence[SampledLogprob]) -> list[Json | None]:
+    """vLLM's `prompt_logprobs`: by token id, null for the first token. A rank is told for the likeliest tokens only."""
+    return [None, *(_by_id(token) for token in prompt[1:])] if prompt else []
+
+
+def _by_id(sampled: SampledLogprob) -> Json:
+    ranks = {one.token_id: rank for rank, one in enumerate(sampled.top, 1)}
+    return {
+        str(one.token_id): {
+            "logprob": _floored(one.logprob),
+            "rank": ranks.get(one.token_id),
+            "decoded_token": _spelled(one.token),
+        }
+        for one in (sampled, *sampled.top)
+    }
 
 
 def _entry(one: TokenLogprob) -> Json:

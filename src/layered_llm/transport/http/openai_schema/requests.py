@@ -14,10 +14,11 @@ import attrs
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import Placement
-from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
+from layered_llm.domain.sampling import MAX_BIAS, MAX_CHOICES, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.messages import parse_messages
+from layered_llm.transport.http.openai_schema.told import Told, told_by_chat, told_by_completion
 from layered_llm.transport.http.openai_schema.unsupported import (
     refuse_unsupported_chat_fields,
     refuse_unsupported_completion_fields,
@@ -34,10 +35,10 @@ _MOST_DIGITS: Final = 10
 
 _KNOWN: Final = frozenset(
     {
-        "cache_salt", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs",
+        "cache_salt", "echo", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs",
         "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n", "presence_penalty",
-        "priority", "prompt", "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream",
-        "stream_options", "temperature", "top_k", "top_logprobs", "top_p",
+        "priority", "prompt", "prompt_logprobs", "repetition_penalty", "seed", "skip_special_tokens", "stop",
+        "stop_token_ids", "stream", "stream_options", "temperature", "top_k", "top_logprobs", "top_p",
     }
 )  # fmt: skip
 
@@ -51,6 +52,7 @@ class ChatRequest:
     prompt: Prompt
     params: SamplingParams
     placement: Placement
+    told: Told
     model: str | None
     stream: bool
     include_usage: bool
@@ -69,6 +71,7 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     params: SamplingParams
     placement: Placement
+    told: Told
     model: str | None
     stream: bool
     include_usage: bool
@@ -84,8 +87,9 @@ def parse_chat(body: bytes) -> ChatRequest | ApiError:
         fields = read.decode_object(body)
         _log_ignored(fields)
         refuse_unsupported_chat_fields(fields)
-        params = _params(fields, default_max_tokens=None, logprobs=_chat_logprobs(fields))
-        return ChatRequest(prompt=_chat_prompt(fields), params=params, **_delivery(fields))
+        told = told_by_chat(fields)
+        params = _params(fields, told, default_max_tokens=None)
+        return ChatRequest(prompt=_chat_prompt(fields), params=params, told=told, **_delivery(fields))
     except read.MalformedBody as error:
         return bad_request(str(error), code="invalid_json")
     except ParameterError as error:
@@ -98,13 +102,13 @@ def parse_completion(body: bytes) -> CompletionRequest | ApiError:
         fields = read.decode_object(body)
         _log_ignored(fields)
         refuse_unsupported_completion_fields(fields)
-        logprobs = read.optional_int(fields, "logprobs", 0, MAX_LOGPROBS)
-        params = _params(fields, default_max_tokens=DEFAULT_COMPLETION_TOKENS, logprobs=logprobs)
+        told = told_by_completion(fields)
+        params = _params(fields, told, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
         prompts = _prompts(fields.get("prompt"))
         if len(prompts) * params.n > MAX_CHOICES_PER_BODY:
             message = f"{len(prompts)} prompts times n={params.n} are more than {MAX_CHOICES_PER_BODY} choices"
             raise ParameterError("prompt", message)
-        return CompletionRequest(prompts=prompts, params=params, **_delivery(fields))
+        return CompletionRequest(prompts=prompts, params=params, told=told, **_delivery(fields))
     except read.MalformedBody as error:
         return bad_request(str(error), code="invalid_json")
     except ParameterError as error:
@@ -150,21 +154,12 @@ def _token_prompt(param: str, ids: object) -> Prompt:
     return Prompt.of_token_ids(read.token_ids(param, ids, TOKENS_LIMIT))
 
 
-def _chat_logprobs(fields: read.JsonObject) -> int | None:
-    """How many of the likeliest tokens are to be told; None where log probabilities are not asked for."""
-    is_asked = read.optional_bool(fields, "logprobs") or False
-    top = read.optional_int(fields, "top_logprobs", 0, MAX_LOGPROBS) or 0
-    if top and not is_asked:
-        raise ParameterError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
-    return top if is_asked else None
-
-
-def _params(fields: read.JsonObject, *, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _params(fields: read.JsonObject, told: Told, *, default_max_tokens: int | None) -> SamplingParams:
     """Absent fields are left to the defaults of SamplingParams, which checks the ranges that are not checked here."""
     top_k = read.optional_int(fields, "top_k", -1, TOKENS_LIMIT - 1)
     seed = read.optional_int(fields, "seed", -SEED_LIMIT, SEED_LIMIT - 1)
     given: dict[str, Any] = {
-        "max_tokens": _max_tokens(fields, default_max_tokens),
+        "max_tokens": _max_tokens(fields, default_max_tokens, least=0 if told.tells_prompt else 1),
         "min_tokens": read.optional_int(fields, "min_tokens", 0, TOKENS_LIMIT - 1),
         "n": read.optional_int(fields, "n", 1, MAX_CHOICES),
         "temperature": read.optional_number(fields, "temperature"),
@@ -175,7 +170,9 @@ def _params(fields: read.JsonObject, *, default_max_tokens: int | None, logprobs
         "presence_penalty": read.optional_number(fields, "presence_penalty"),
         "frequency_penalty": read.optional_number(fields, "frequency_penalty"),
         "logit_bias": _logit_bias(read.optional_object(fields, "logit_bias")),
-        "logprobs": logprobs,
+        "logprobs": told.logprobs,
+        "prompt_logprobs": told.prompt_logprobs,
+        "echo": told.echo,
         "seed": None if seed == RANDOM_SEED else seed,
         "stop": _stop(fields.get("stop")),
         "stop_token_ids": _stop_token_ids(fields.get("stop_token_ids")),
@@ -186,9 +183,9 @@ def _params(fields: read.JsonObject, *, default_max_tokens: int | None, logprobs
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def _max_tokens(fields: read.JsonObject, default: int | None) -> int | None:
-    newer = read.optional_int(fields, "max_completion_tokens", 1, TOKENS_LIMIT - 1)
-    older = read.optional_int(fields, "max_tokens", 1, TOKENS_LIMIT - 1)
+def _max_tokens(fields: read.JsonObject, default: int | None, *, least: int) -> int | None:
+    newer = read.optional_int(fields, "max_completion_tokens", least, TOKENS_LIMIT - 1)
+    older = read.optional_int(fields, "max_tokens", least, TOKENS_LIMIT - 1)
     if newer is not None:
         return newer
     return default if older is None else older

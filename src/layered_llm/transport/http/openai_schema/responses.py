@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol, assert_never
 import attrs
 
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import Usage
+from layered_llm.domain.stream import SampledLogprob, Usage
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_object
 from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 Json = dict[str, Any]
@@ -36,6 +36,8 @@ class Shape(Protocol):
     id_prefix: str
     response_object: str
     chunk_object: str
+    has_prompt_by_choice: bool
+    """Whether `prompt_logprobs`, an extension of vLLM, stand in each choice, and not beside the choices."""
 
     def opening(self, index: int) -> Json | None:
         """The choice of the chunk that comes before a choice's first text, if there is one."""
@@ -59,6 +61,7 @@ class ChatShape:
     id_prefix: str = CHAT_PREFIX
     response_object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
+    has_prompt_by_choice: bool = False
 
     def opening(self, index: int) -> Json | None:
         return _choice(index, None, delta={"role": "assistant", "content": ""})
@@ -83,6 +86,7 @@ class CompletionShape:
     id_prefix: str = COMPLETION_PREFIX
     response_object: str = "text_completion"
     chunk_object: str = "text_completion"
+    has_prompt_by_choice: bool = True
 
     def opening(self, index: int) -> Json | None:
         return None
@@ -135,6 +139,15 @@ def usage_object(usage: Usage) -> Json:
 
 def response_object(shape: Shape, head: ResponseHead, choices: Sequence[Json], usage: Usage) -> Json:
     return {**_envelope(head, shape.response_object, choices), "usage": usage_object(usage)}
+
+
+def with_prompt_logprobs(shape: Shape, response: Json, prompts: Sequence[Sequence[SampledLogprob]]) -> Json:
+    """`response` with the log probabilities of the prompt of each choice."""
+    told = [prompt_object(prompt) for prompt in prompts]
+    if not shape.has_prompt_by_choice:
+        return {**response, "prompt_logprobs": told[0]}
+    choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(response["choices"], told, strict=True)]
+    return {**response, "choices": choices}
 
 
 def chunk_object(shape: Shape, head: ResponseHead, choices: Sequence[Json]) -> Json:

@@ -26,7 +26,6 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "ebnf": (),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "grammar": ("",),
@@ -45,7 +44,6 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "regex": (),
     "repeat_penalty": (1,),
@@ -67,7 +65,7 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Name of the field and the values that change nothing; null is always one of them."""
 
-_OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,)}
+_OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,), "echo": (False,)}
 _OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "top_logprobs": (0,)}
 
 
