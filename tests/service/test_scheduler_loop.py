@@ -205,12 +205,15 @@ async def test_a_text_worker_that_sends_garbage_is_our_own_fault(autojump_clock:
             await trio.sleep(1.0)
 
 
-async def test_a_text_worker_that_cannot_be_reached_is_our_own_fault(autojump_clock: MockClock) -> None:
-    with raises_alone(InvariantViolated, "text worker 0 is unreachable"):
-        async with scheduler_ends() as ends:
-            await ends.text.send(admit())
-            ends.links.kill(TEXT_NAME, loses_sent=False)
-            await trio.sleep(1.0)
+async def test_a_text_worker_that_cannot_be_reached_is_left_to_the_supervisor(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.text.send(admit())
+        ends.links.kill(TEXT_NAME, loses_sent=False)
+        await ends.complete(await ends.step(), 40)
+
+        assert isinstance(await ends.reported(), ProcessReady)
+        ends.order(StateQuery(query=3))
+        assert isinstance(await ends.reported(), StateReport)
 
 
 async def test_a_runtime_that_is_ready_twice_is_our_own_fault(autojump_clock: MockClock) -> None:
