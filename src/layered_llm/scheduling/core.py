@@ -8,7 +8,7 @@ request that ended.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import assert_never
 
 from layered_llm.domain.columns import rows, unpack_i32
@@ -37,6 +37,7 @@ from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker, open_request
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
+from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
 
 
@@ -53,18 +54,24 @@ class Scheduler:
         self._running = RunningChoices(limits=limits, policy=policy)
         order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
         self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
+        self._hold = Hold.NOBODY_WAITS
         self._in_flight: deque[PlannedStep] = deque()
+        self._new_queued_us: tuple[int, ...] = ()
+        """When the requests came of which the step planned last is the first."""
         self._next_step = 1
         self._next_arrival = 0
         self._counters = Counters()
         self._open_slots_expected = 0
         self._open_slots_reported = 0
 
-    def handle(self, worker: TextId, message: TextToScheduler) -> tuple[Outgoing, ...]:
-        """Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request."""
+    def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
+        """`now_us` is what `waited_us` counts from.
+
+        Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request.
+        """
         match message:
             case Admit():
-                return (Outgoing(worker, self._admit(self._worker(worker), message)),)
+                return (Outgoing(worker, self._admit(self._worker(worker), message, now_us)),)
             case AbortRequest():
                 return self._abort(worker, message)
             case StopChoice():
@@ -79,7 +86,7 @@ class Scheduler:
         """The next step to send. Idle until something was handled or completed."""
         if len(self._in_flight) >= self._policy.max_steps_in_flight:
             return Idle()
-        self._start_waiting()
+        self._hold = self._start_waiting()
         planned = self._running.plan(StepId(self._next_step))
         for sequence in planned.preempted:
             self._waiting.push_preempted(sequence)
@@ -88,7 +95,16 @@ class Scheduler:
             return Idle()
         self._next_step += 1
         self._in_flight.append(planned)
+        self._new_queued_us = tuple(self._first_run(planned.started))
         return planned.message()
+
+    def waited_us(self, now_us: int) -> tuple[int, ...]:
+        """How long each request waited of which the step planned last is the first. Ask right behind `plan`."""
+        return tuple(now_us - queued_us for queued_us in self._new_queued_us)
+
+    def trace(self) -> StepTrace:
+        """What the step planned last is made of. Ask right behind a `plan` that was not Idle."""
+        return trace_step(self._in_flight[-1], waiting=self._waiting, running=self._running, hold=self._hold)
 
     def complete(self, result: StepCompleted) -> tuple[Outgoing, ...]:
         """Takes the result of the oldest step in flight.
@@ -159,7 +175,7 @@ class Scheduler:
             self._workers[worker] = TextWorker(worker, self._policy.max_unacknowledged_steps)
         return self._workers[worker]
 
-    def _admit(self, worker: TextWorker, admit: Admit) -> Queued | Refused:
+    def _admit(self, worker: TextWorker, admit: Admit, now_us: int) -> Queued | Refused:
         if admit.request in self._requests:
             raise InvariantViolated(f"request {admit.request} is admitted while it is open")
         load = Load(waiting_requests=self._waiting.request_count, tenant_streams=self._streams[admit.tenant])
@@ -167,7 +183,13 @@ class Scheduler:
         if refused is not None:
             self._counters.refused[refused.reason] += 1
             return refused
-        request = open_request(admit, worker, first_arrival=self._next_arrival, page_size_tokens=self._limits.page_size_tokens)
+        request = open_request(
+            admit,
+            worker,
+            first_arrival=self._next_arrival,
+            page_size_tokens=self._limits.page_size_tokens,
+            now_us=now_us,
+        )
         self._next_arrival += admit.choices
         self._requests[admit.request] = request
         self._streams[admit.tenant] += 1
@@ -220,14 +242,29 @@ class Scheduler:
             )
         return request
 
-    def _start_waiting(self) -> None:
-        while self._running.has_slot and (sequence := self._waiting.first(self._can_start)) is not None:
+    def _start_waiting(self) -> Hold:
+        """Starts whom it can; why nobody more."""
+        while self._waiting.request_count:
+            if not self._running.has_slot:
+                return Hold.NO_SLOT
+            sequence = self._waiting.first(self._can_start)
+            if sequence is None:
+                return Hold.NOBODY_READY
             if not self._running.try_start(sequence):
-                return
+                return Hold.NO_PAGES
             self._waiting.take(sequence)
             self._requests[sequence.request].leader = sequence
             if self._policy.prefix_cache:
                 self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
+
+        return Hold.NOBODY_WAITS
+
+    def _first_run(self, started: Iterable[Sequence]) -> Iterator[int]:
+        for sequence in started:
+            request = self._requests[sequence.request]
+            if not request.has_run:
+                request.has_run = True
+                yield request.queued_us
 
     def _can_start(self, sequence: Sequence) -> bool:
         """A choice waits for the pages that another one of its request computes, so that their prompt is computed once."""

@@ -24,18 +24,20 @@ class PlannedStep:
 
     step: StepId
     retired: list[SlotId] = attrs.field(init=False, factory=list)
+    started: list[Sequence] = attrs.field(init=False, factory=list)
+    """Choices whose slot the step opens."""
     preempted: list[Sequence] = attrs.field(init=False, factory=list)
     """Choices that gave their pages up for this step."""
     opened: list[OpenSlot] = attrs.field(init=False, factory=list)
     rows: list[Sequence] = attrs.field(init=False, factory=list)
     slots: list[SlotId] = attrs.field(init=False, factory=list)
+    starts: list[int] = attrs.field(init=False, factory=list)
     counts: list[int] = attrs.field(init=False, factory=list)
     sampled: list[Sequence] = attrs.field(init=False, factory=list)
     decode_rows: int = attrs.field(init=False, default=0)
     """Rows that compute the newest token of an output; the other rows are chunks of prompts."""
     open_slots: int = attrs.field(init=False, default=0)
     """Slots that hold state in the runtime after this step."""
-    _starts: list[int] = attrs.field(init=False, factory=list)
     _samples: list[int] = attrs.field(init=False, factory=list)
     _page_slots: list[SlotId] = attrs.field(init=False, factory=list)
     _page_counts: list[int] = attrs.field(init=False, factory=list)
@@ -48,6 +50,7 @@ class PlannedStep:
 
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit
+        self.started.append(sequence)
         self.opened.append(
             OpenSlot(
                 slot=slot,
@@ -74,7 +77,7 @@ class PlannedStep:
         self.rows.append(sequence)
         self.counts.append(count)
         self.slots.append(slot)
-        self._starts.append(start)
+        self.starts.append(start)
         samples = end >= sequence.prefill_tokens
         self._samples.append(samples)
         if samples:
@@ -90,7 +93,7 @@ class PlannedStep:
             page_offsets=pack_i32(self._page_offsets),
             page_ids=pack_i32(self._page_ids),
             slots=pack_i32(self.slots),
-            starts=pack_i32(self._starts),
+            starts=pack_i32(self.starts),
             counts=pack_i32(self.counts),
             samples=pack_i8(self._samples),
         )

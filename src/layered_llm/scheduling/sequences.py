@@ -128,7 +128,11 @@ class Request:
     sequences: tuple[Sequence, ...]
     sharable_pages: int
     """Pages that only the prompt fills, and of which a choice that starts with all of them has a token left to compute."""
+    queued_us: int
+    """When it came."""
     open_choices: int = attrs.field(init=False)
+    has_run: bool = attrs.field(init=False, default=False)
+    """Whether a step computes, or computed, some of it."""
     leader: Sequence | None = attrs.field(init=False, default=None)
     """The choice that started last: it computes of the prompt what was not found."""
 
@@ -142,7 +146,7 @@ class Request:
         return leader is not None and leader.slot is not None and leader.shared_pages < self.sharable_pages
 
 
-def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_size_tokens: int) -> Request:
+def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_size_tokens: int, now_us: int) -> Request:
     """The record of a request that is taken; its choices come one after another."""
     prompt = unpack_i32(admit.prompt_ids)
     end_ids = frozenset(admit.sampling.end_ids)
@@ -158,4 +162,6 @@ def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_s
         )
         for choice in range(admit.choices)
     )
-    return Request(worker=worker, sequences=tuple(sequences), sharable_pages=(len(prompt) - 1) // page_size_tokens)
+    return Request(
+        worker=worker, sequences=tuple(sequences), sharable_pages=(len(prompt) - 1) // page_size_tokens, queued_us=now_us
+    )

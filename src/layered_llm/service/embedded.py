@@ -30,6 +30,7 @@ from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.runtime import work_runtime
+from layered_llm.service.schedule_trace import TraceFileError
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
@@ -187,7 +188,7 @@ class TaskLauncher:
         reason = f"{role} left"
         try:
             await self._work(role, index, engine_addresses(generation), checkpoint)
-        except* (UnreadableCheckpoint, DeviceError, RuntimeFailed, StepOverdue) as group:
+        except* (UnreadableCheckpoint, DeviceError, TraceFileError, RuntimeFailed, StepOverdue) as group:
             reason = "; ".join(str(error) for error in leaves(group))
         return reason
 
@@ -196,7 +197,9 @@ class TaskLauncher:
             case Role.TEXT:
                 await work_text(self._links, addresses, index, checkpoint.directory)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, scheduling_policy(self._settings))
+                await work_scheduler(
+                    self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file
+                )
             case Role.RUNTIME:
                 await self._run_runtime(addresses, checkpoint)
             case Role.API | Role.SUPERVISOR:

@@ -7,8 +7,12 @@ from layered_llm.domain.messages.supervision import Role, StateReport
 from layered_llm.scheduling.statistics import SchedulerStatistics
 from layered_llm.text.text_statistics import TextStatistics
 
+Samples = tuple[tuple[str, float], ...]
 
-def scheduler_report(statistics: SchedulerStatistics, violations: tuple[str, ...], *, query: int, pid: int) -> StateReport:
+
+def scheduler_report(
+    statistics: SchedulerStatistics, histograms: Samples, violations: tuple[str, ...], *, query: int, pid: int
+) -> StateReport:
     return StateReport(
         query=query,
         role=Role.SCHEDULER,
@@ -27,12 +31,12 @@ def scheduler_report(statistics: SchedulerStatistics, violations: tuple[str, ...
             ("pages_reserved", statistics.pages_reserved),
             ("steps_in_flight", statistics.steps_in_flight),
         ),
-        samples=_scheduler_samples(statistics),
+        samples=(*_scheduler_samples(statistics), *histograms),
         violations=violations,
     )
 
 
-def _scheduler_samples(statistics: SchedulerStatistics) -> tuple[tuple[str, float], ...]:
+def _scheduler_samples(statistics: SchedulerStatistics) -> Samples:
     counters = {
         "aborts_handled": statistics.aborts_handled,
         "aborts_late": statistics.aborts_late,
@@ -42,6 +46,10 @@ def _scheduler_samples(statistics: SchedulerStatistics) -> tuple[tuple[str, floa
         "prompt_tokens_computed": statistics.prefill_tokens,
         "generation_tokens_computed": statistics.decode_tokens,
         "surplus_tokens": statistics.dropped_tokens,
+        "preemptions": statistics.preemptions,
+        "prefix_cache_lookup_tokens": statistics.prefix_lookup_tokens,
+        "prefix_cache_hit_tokens": statistics.prefix_hit_tokens,
+        "kv_pages_evicted": statistics.pages_evicted,
     }
     refused = (
         (f'layered_llm_requests_refused_total{{reason="{reason.name.lower()}"}}', float(count))
@@ -70,7 +78,7 @@ def text_report(statistics: TextStatistics, violations: tuple[str, ...], *, quer
     )
 
 
-def _text_samples(statistics: TextStatistics) -> tuple[tuple[str, float], ...]:
+def _text_samples(statistics: TextStatistics) -> Samples:
     """Aborts that this worker speaks for a dead API process count as emitted: emitted = handled + late, over all processes."""
     counters = {
         'aborts_emitted_total{reason="text_worker"}': statistics.aborts_own,

@@ -14,6 +14,8 @@ from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.schedule_trace import TraceFileError, open_trace
+from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import peer_name
@@ -44,12 +46,15 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
     )
 
 
-async def work_scheduler(links: Links, addresses: LinkAddresses, policy: SchedulingPolicy) -> None:
-    """Schedules until told to stop. Raises RuntimeFailed and StepOverdue."""
+async def work_scheduler(
+    links: Links, addresses: LinkAddresses, policy: SchedulingPolicy, *, trace_file: str | None = None
+) -> None:
+    """Schedules until told to stop. Raises TraceFileError, RuntimeFailed and StepOverdue."""
     with (
         links.bind_scheduler_for_texts(addresses.scheduler) as texts,
         links.bind_scheduler_for_runtime(addresses.runtime(0)) as runtime,
         links.connect_engine_to_supervisor(addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
+        open_trace(trace_file) as trace,
     ):
         await SchedulerLoop(
             pid=os.getpid(),
@@ -57,17 +62,22 @@ async def work_scheduler(links: Links, addresses: LinkAddresses, policy: Schedul
             to_runtime=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
             policy=policy,
+            figures=SchedulerFigures(policy.max_step_tokens),
+            trace=trace,
         ).run()
 
 
 async def _work(arguments: EngineArguments) -> None:
+    settings = arguments.settings
     with open_context() as context:
-        await work_scheduler(ZmqLinks(context, context), arguments.addresses, scheduling_policy(arguments.settings))
+        links = ZmqLinks(context, context)
+        await work_scheduler(links, arguments.addresses, scheduling_policy(settings), trace_file=settings.trace_file)
 
 
 def main() -> None:
     """The process's entry."""
-    run_engine_process(Role.SCHEDULER, lambda arguments: trio.run(_work, arguments), expected=(RuntimeFailed, StepOverdue))
+    expected = (TraceFileError, RuntimeFailed, StepOverdue)
+    run_engine_process(Role.SCHEDULER, lambda arguments: trio.run(_work, arguments), expected=expected)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from layered_llm.domain.messages.supervision import (
     ProcessReady,
     Role,
     StateQuery,
+    StateReport,
     Stop,
     SupervisorToEngine,
 )
@@ -37,6 +38,8 @@ from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Outgoing
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.reports import runtime_report, scheduler_report
+from layered_llm.service.schedule_trace import ScheduleTrace
+from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
@@ -72,6 +75,8 @@ class SchedulerLoop:
     _to_runtime: Outbox[SchedulerToRuntime]
     _to_supervisor: Outbox[EngineToSupervisor]
     _policy: SchedulingPolicy
+    _figures: SchedulerFigures
+    _trace: ScheduleTrace | None
     _deadlines_s: list[float] = attrs.field(factory=list)
     """When each step in flight is overdue, oldest first."""
     _open_slots: int = 0
@@ -114,14 +119,17 @@ class SchedulerLoop:
 
     def _report(self, core: Scheduler, ready: RuntimeReady, query: int) -> None:
         self._to_supervisor.emit(runtime_report(self._open_slots, query=query, rank=0, pid=ready.pid))
-        self._to_supervisor.emit(scheduler_report(core.statistics(), core.check(), query=query, pid=self._pid))
+        self._to_supervisor.emit(self._own_report(core, query))
+
+    def _own_report(self, core: Scheduler, query: int) -> StateReport:
+        return scheduler_report(core.statistics(), self._figures.samples(), core.check(), query=query, pid=self._pid)
 
     async def _serve_texts(self, core: Scheduler) -> None:
         while True:
             for peer, message in await self._links.texts.receive():
                 if isinstance(message, Garbled):
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
-                self._send(core.handle(_text_id(peer), message))
+                self._send(core.handle(_text_id(peer), message, _now_us()))
             self._advance(core)
 
     async def _serve_runtime(self, core: Scheduler) -> None:
@@ -131,6 +139,8 @@ class SchedulerLoop:
                     case StepCompleted():
                         self._deadlines_s.pop(0)
                         self._open_slots = message.open_slots
+                        if self._trace is not None:
+                            self._trace.completed(message, trio.current_time())
                         self._send(core.complete(message))
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
@@ -153,6 +163,9 @@ class SchedulerLoop:
         while isinstance(step := core.plan(), ExecuteStep):
             tokens = sum(unpack_i32(step.counts))
             self._deadlines_s.append(trio.current_time() + STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
+            self._figures.planned(tokens=tokens, waited_us=core.waited_us(_now_us()))
+            if self._trace is not None:
+                self._trace.planned(core.trace(), trio.current_time())
             self._to_runtime.emit(step)
 
     def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
@@ -166,6 +179,10 @@ class SchedulerLoop:
         while True:
             self._to_supervisor.emit(Heartbeat(role=Role.SCHEDULER, index=0))
             await trio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+def _now_us() -> int:
+    return round(trio.current_time() * 1e6)
 
 
 def _text_id(peer: str) -> TextId:

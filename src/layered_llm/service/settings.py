@@ -128,6 +128,11 @@ class Settings:
     scripted_step_ms: float = _setting("time that a step of the scripted device takes", default=0.0, group="runtime")
     scripted_token_us: float = _setting("time that it takes on top for each token", default=0.0, group="runtime")
 
+    trace_file: str | None = _setting(
+        "file for a trace of all steps, to be opened in https://ui.perfetto.dev or chrome://tracing",
+        default=None,
+        group="other",
+    )
     log_level: str = _setting("least severe messages shown", default="info", group="other", choices=LOG_LEVELS)
 
     def __attrs_post_init__(self) -> None:

@@ -1,0 +1,176 @@
+"""Writes what the scheduler planned, and how long it took, as a file for chrome://tracing and https://ui.perfetto.dev.
+
+Must not know: why a row is in a step.
+
+The format is the array form of Chrome's Trace Event Format, whose closing bracket may be missing: what was written before a
+kill can be read. Each step is one write of whole events, so the file never ends within one unless the disk is full.
+
+Lanes: one for steps, one for each slot of the runtime. Steps are shown one behind the other, as they are computed: one that was
+sent while another ran begins when that one is back.
+"""
+
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.messages.scheduler_runtime import StepCompleted
+from layered_llm.scheduling.trace import StepTrace, TracedRow
+
+Event = dict[str, Any]
+
+_PROCESS: Final = 1
+_STEPS_LANE: Final = 0
+
+logger = logging.getLogger(__name__)
+
+
+class TraceFileError(Exception):
+    """The trace file cannot be made; the text names it and says why."""
+
+
+@attrs.define(eq=False)
+class ScheduleTrace:
+    """Writes each step when it is back. When the disk fails it says so once and writes no more: serving goes before looking."""
+
+    _file: FileIO
+    _in_flight: deque[tuple[StepTrace, float]] = attrs.field(init=False, factory=deque)
+    """Steps and when they were sent, in seconds."""
+    _last_end_s: float = attrs.field(init=False, default=0.0)
+    _named_lanes: set[int] = attrs.field(init=False, factory=set)
+    _has_failed: bool = attrs.field(init=False, default=False)
+
+    def planned(self, trace: StepTrace, now_s: float) -> None:
+        """A step was sent. `now_s` counts from any moment, which must be the same for all calls."""
+        self._in_flight.append((trace, now_s))
+
+    def completed(self, result: StepCompleted, now_s: float) -> None:
+        """The oldest step in flight is back. Raises InvariantViolated for another one."""
+        trace, sent_s = self._in_flight.popleft()
+        if trace.step != result.step:
+            raise InvariantViolated(f"step {result.step} is back, step {trace.step} is the oldest one traced")
+        start_s, self._last_end_s = max(sent_s, self._last_end_s), now_s
+        span = {"ph": "X", "ts": _us(start_s), "dur": _us(now_s) - _us(start_s)}
+        self._write([*self._new_lanes(trace), *_step_events(trace, span, result.device_us)])
+
+    def close(self) -> None:
+        """Ends the array."""
+        self._append(b"\n]\n")
+
+    def _new_lanes(self, trace: StepTrace) -> Iterator[Event]:
+        for lane, name in ((_STEPS_LANE, "steps"), *((_lane(row), f"slot {row.slot}") for row in trace.rows)):
+            if lane not in self._named_lanes:
+                self._named_lanes.add(lane)
+                yield _metadata("thread_name", lane, name=name)
+                yield _metadata("thread_sort_index", lane, sort_index=lane)
+
+    def _write(self, events: list[Event]) -> None:
+        """Each behind a comma and none before one, so that the text and a bracket are valid at any time."""
+        self._append(b"".join(b",\n" + _encoded(event) for event in events))
+
+    def _append(self, data: bytes) -> None:
+        """Straight to the system, without a thread: it takes microseconds, and a buffer would be lost in a kill."""
+        if self._has_failed:
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._has_failed = True
+            logger.warning("the trace ends here: %s", error.strerror or error)
+
+
+@contextmanager
+def open_trace(path: str | None) -> Iterator[ScheduleTrace | None]:
+    """A trace into a new file, or None without a path. A file that is there is kept under the name with `.old` behind it: it
+    may tell why the engine was started again. Raises TraceFileError.
+    """
+    if path is None:
+        yield None
+        return
+    with _create(Path(path).expanduser()) as file:
+        trace = ScheduleTrace(file)
+        try:
+            yield trace
+        finally:
+            trace.close()
+
+
+def _create(path: Path) -> FileIO:
+    try:
+        if path.is_file():
+            path.replace(path.with_name(f"{path.name}.old"))
+        file = path.open("wb", buffering=0)
+        file.write(b"[\n" + _encoded(_metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")))
+    except OSError as error:
+        raise TraceFileError(f"the trace file {path} cannot be written: {error.strerror or error}") from error
+    return file
+
+
+def _step_events(trace: StepTrace, span: Event, device_us: int) -> Iterator[Event]:
+    yield {
+        "name": f"step {trace.step}",
+        "cat": "step",
+        "pid": _PROCESS,
+        "tid": _STEPS_LANE,
+        **span,
+        "args": {
+            "prefill_tokens": trace.prefill_tokens,
+            "decode_rows": trace.decode_rows,
+            "device_us": device_us,
+            "retired_slots": list(trace.retired),
+            "preempted": [_choice_name(request, choice) for request, choice in trace.preempted],
+            "nobody_else_started": trace.hold.name.lower(),
+        },
+    }
+    for row in trace.rows:
+        yield _row_event(row, span)
+    for request, choice in trace.preempted:
+        yield {"name": f"preempted {_choice_name(request, choice)}", "cat": "preemption", "ph": "i", "s": "p",
+               "pid": _PROCESS, "tid": _STEPS_LANE, "ts": span["ts"]}  # fmt: skip
+    yield _counters("choices", span, running=trace.running, waiting=trace.waiting)
+    yield _counters("pages", span, used=trace.pages_used, cached=trace.pages_cached, free=trace.pages_free)
+    yield _counters("step tokens", span, decode=trace.decode_rows, prefill=trace.prefill_tokens)
+
+
+def _row_event(row: TracedRow, span: Event) -> Event:
+    phase = "prefill" if row.is_prefill else "decode"
+    return {
+        "name": f"{_choice_name(row.request, row.choice)} {phase}",
+        "cat": phase,
+        "pid": _PROCESS,
+        "tid": _lane(row),
+        **span,
+        "args": {"request": f"{row.request:016x}", "choice": row.choice, "tokens": row.tokens, "start": row.start},
+    }
+
+
+def _choice_name(request: int, choice: int) -> str:
+    """As the ids of responses end; the first choice of a request needs no number."""
+    return f"{request:016x}" + (f"/{choice}" if choice else "")
+
+
+def _counters(name: str, span: Event, **values: int) -> Event:
+    return {"name": name, "ph": "C", "pid": _PROCESS, "ts": span["ts"], "args": values}
+
+
+def _metadata(kind: str, lane: int, **values: str | int) -> Event:
+    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": lane, "args": values}
+
+
+def _lane(row: TracedRow) -> int:
+    return row.slot + 1
+
+
+def _encoded(event: Event) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def _us(time_s: float) -> int:
+    return round(time_s * 1e6)

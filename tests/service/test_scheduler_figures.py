@@ -1,0 +1,45 @@
+from layered_llm.scheduling.core import Scheduler
+from layered_llm.service.reports import scheduler_report
+from layered_llm.service.scheduler_figures import SchedulerFigures
+from support.scheduling_rig import Rig, admit, limits
+
+
+def test_waits_and_fills_are_counted() -> None:
+    figures = SchedulerFigures(100)
+    figures.planned(tokens=50, waited_us=(20_000, 3_000_000))
+    figures.planned(tokens=100, waited_us=())
+
+    samples = dict(figures.samples())
+
+    assert (2.0, 3.02) == (samples["layered_llm_queue_time_seconds_count"], samples["layered_llm_queue_time_seconds_sum"])
+    assert 1.0 == samples['layered_llm_queue_time_seconds_bucket{le="0.02"}']
+    assert (2.0, 1.5) == (samples["layered_llm_step_fill_ratio_count"], samples["layered_llm_step_fill_ratio_sum"])
+    assert 1.0 == samples['layered_llm_step_fill_ratio_bucket{le="0.5"}']
+
+
+def test_a_step_that_computes_nothing_has_no_fill() -> None:
+    figures = SchedulerFigures(100)
+
+    figures.planned(tokens=0, waited_us=())
+
+    assert 0.0 == dict(figures.samples())["layered_llm_step_fill_ratio_count"]
+
+
+def test_the_prefix_cache_and_preemptions_are_reported() -> None:
+    rig = Rig(limits=limits(pages=10, page_size=4))
+    for request in (1, 2):
+        rig.admit(admit(request, prompt=4, tokens=20))
+    rig.run()
+
+    samples = dict(report_of(rig.scheduler))
+
+    statistics = rig.scheduler.statistics()
+    assert statistics.pages_evicted > 0
+    assert (1, statistics.prefix_hit_tokens, statistics.prefix_lookup_tokens, statistics.pages_evicted) == tuple(
+        samples[f"layered_llm_{name}_total"]
+        for name in ("preemptions", "prefix_cache_hit_tokens", "prefix_cache_lookup_tokens", "kv_pages_evicted")
+    )
+
+
+def report_of(scheduler: Scheduler) -> tuple[tuple[str, float], ...]:
+    return scheduler_report(scheduler.statistics(), (), scheduler.check(), query=1, pid=1).samples
