@@ -10,11 +10,15 @@ import trio.testing
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, LifespanState
+from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import bounded_h2_protocol
 from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
 from layered_llm.transport.http.hypercorn_workarounds.worker import UnsupportedHypercorn, install, installed_hypercorn
@@ -176,6 +180,38 @@ async def test_a_stalled_http2_stream_stalls_no_other_of_its_connection() -> Non
             while other not in client.ended:
                 await client.pump()
             await client.tcp.aclose()
+
+
+# HTTP/2: a stream is forgotten before it is told
+
+
+class ToldStream:
+    """An HTTP/2 stream that notes that it was told something, after a checkpoint."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+
+    async def handle(self, event: object) -> None:
+        await trio.lowlevel.checkpoint()
+        self.is_told = True
+
+
+async def ignore(event: Event) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def test_every_http2_stream_hears_of_the_end_of_its_connection_though_the_reader_is_cancelled() -> None:
+    app, task_group = cast("AppWrapper", None), cast("TaskGroup", None)
+    context, state = WorkerContext(None), ConnectionState(LifespanState())
+    protocol = bounded_h2_protocol(QUICK)(app, Config(), context, task_group, state, False, None, None, ignore)
+    streams = {1: ToldStream(), 3: ToldStream()}
+    protocol.streams.update(cast("dict[int, HTTPStream | WSStream]", streams))
+
+    with trio.CancelScope() as reader:
+        reader.cancel()
+        await protocol.handle(Closed())
+
+    assert [True, True] == [stream.is_told for stream in streams.values()]
 
 
 # Defaults that freeze or break connections

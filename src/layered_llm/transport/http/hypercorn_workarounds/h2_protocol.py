@@ -7,9 +7,12 @@ Faults of upstream:
   always wakes, and the buffer grows without bound.
 * DATA behind a response that did not wait for it raises KeyError.
 * A peer that never opens its window holds the handler for ever, in `push` and in `drain`.
+* A stream is forgotten before its exchange is told of the disconnect. A reader that is cancelled in between, as it is when its
+  peer has left, leaves an exchange that never learns of it.
 """
 
 import contextlib
+from typing import Final
 
 import h2.errors
 import h2.events
@@ -19,6 +22,9 @@ from hypercorn.protocol.events import Event, StreamClosed
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
+
+_TELL_S: Final = 1.0
+"""How long an exchange may take to hear of a disconnect; it takes none, unless it has stopped listening."""
 
 
 class BoundedStreamBuffer(StreamBuffer):
@@ -60,6 +66,10 @@ def bounded_h2_protocol(options: ServerOptions) -> type[H2Protocol]:
                 await super().stream_send(event)
             if scope.cancelled_caught:
                 await self._reset(event.stream_id)
+
+        async def _close_stream(self, stream_id: int) -> None:
+            with trio.move_on_after(_TELL_S, shield=True):
+                await super()._close_stream(stream_id)
 
         async def _reset(self, stream_id: int) -> None:
             # Where the stream or the connection ended meanwhile, nothing is left to do.

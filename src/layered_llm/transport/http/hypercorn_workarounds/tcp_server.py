@@ -67,16 +67,20 @@ class WatchedTCPServer(TCPServer):
         match event:
             case RawData():
                 if not await self._write(event.data):
-                    with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
-                        await self.protocol.handle(Closed())
+                    await self._tell_of_end()
             case Closed() if not self._peer_is_gone:
                 await self._linger()
-                await self.protocol.handle(event)
+                await self._tell_of_end()
             case Updated() if self._peer_is_gone or self._is_lingering:
                 # Nothing is to be waited for in idleness.
                 return
             case _:
                 await super().protocol_send(event)
+
+    async def _tell_of_end(self) -> None:
+        # Not cut in the middle: an exchange that is marked as closed, and did not hear of it, never does.
+        with trio.move_on_after(_CLOSE_GRACE_S, shield=True):
+            await self.protocol.handle(Closed())
 
     async def _linger(self) -> None:
         """Says that nothing more comes, and leaves the end to the reader, which also cuts a write that keeps us waiting."""
