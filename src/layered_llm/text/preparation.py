@@ -26,6 +26,8 @@ from layered_llm.text.tokenizer import CannotEncode
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
+MAX_PROMPT_LOGPROBS: Final = 1 << 20
+"""Of one request: some 15 MiB, of the 64 that a message may have."""
 _MESSAGE_COST_CHARS: Final = 40
 _STOP_CHAR_COST_CHARS: Final = 4
 _IDS_PER_COST_CHAR: Final = 8
@@ -135,9 +137,25 @@ class Preparation:
         if len(tokens) >= self._limits.context_tokens:
             return self._too_long(str(len(tokens)))
         params = self._message.params
-        return self._judge_ids("stop_token_ids", params.stop_token_ids) or self._judge_ids(
-            "logit_bias", [token for token, _ in params.logit_bias]
+        return (
+            self._judge_ids("stop_token_ids", params.stop_token_ids)
+            or self._judge_ids("logit_bias", [token for token, _ in params.logit_bias])
+            or self._judge_prompt_logprobs(len(tokens))
         )
+
+    def _judge_prompt_logprobs(self, prompt_tokens: int) -> Rejected | None:
+        """They leave in one piece with a choice's first token, which other choices' may share."""
+        params = self._message.params
+        if params.prompt_logprobs is None:
+            return None
+        told = prompt_tokens * (1 + params.prompt_logprobs) * params.n
+        if told <= MAX_PROMPT_LOGPROBS:
+            return None
+        message = (
+            f"{told} log probabilities would be told of the prompt: those of {prompt_tokens} tokens and of the "
+            f"{params.prompt_logprobs} likeliest beside each, n={params.n} times. At most {MAX_PROMPT_LOGPROBS} are."
+        )
+        return self._reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")
 
     def _judge_ids(self, param: str, token_ids: Iterable[int]) -> Rejected | None:
         size = self._limits.vocabulary_size
