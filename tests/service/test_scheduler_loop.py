@@ -114,7 +114,7 @@ async def scheduler_ends(first_word: RuntimeToScheduler = READY) -> AsyncIterato
         runtime = enter(links.connect_runtime_to_scheduler(ADDRESSES.runtime(0)))
         enter(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings()))
+            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings(overlap_schedule=False)))
             ends = Ends(links=links, text=text, runtime=runtime, supervisor=supervisor, loop=nursery)
             await runtime.send(first_word)
             yield ends

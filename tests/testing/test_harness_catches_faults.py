@@ -106,10 +106,8 @@ def test_an_abort_after_the_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_request_that_outlives_its_scope_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Callable[..., EngineStream | Rejected] = EngineClient.open
 
-    def open_for_nobody(
-        self: EngineClient, _owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams
-    ) -> EngineStream | Rejected:
-        return opened(self, contextlib.ExitStack(), prompt, params)
+    def open_for_nobody(self: EngineClient, _owner: contextlib.ExitStack, *asked: object) -> EngineStream | Rejected:
+        return opened(self, contextlib.ExitStack(), *asked)
 
     monkeypatch.setattr(EngineClient, "open", open_for_nobody)
 
@@ -134,7 +132,7 @@ def test_pages_freed_while_a_step_in_flight_writes_them_are_seen(monkeypatch: py
         self._free.extend(ids)
 
     monkeypatch.setattr(QuarantinePool, "give_back", give_back_at_once)
-    few = InlineEngineOptions(script=hash_script(97, 26), steps_in_flight=2, pages=12)
+    few = InlineEngineOptions(script=hash_script(97, 26), pages=12)
     target = Target(name="few-pages", run=library(max_tokens=16), beside=(beside(max_tokens=16),), options=few)
 
     failures = cancel_everywhere(target, seeds=[0], faults=[Fault.CANCEL], points=Points(every=0, engine_every=24)).failures

@@ -68,7 +68,7 @@ class InlineEngineOptions:
     max_open_requests: int = 256
     chunked_prefill_size: int = 16
     text_workers: int = 1
-    steps_in_flight: int = 1
+    steps_in_flight: int = 2
     high_water_mark: int = HIGH_WATER_MARK
     """Messages that may wait for one API process."""
 

@@ -129,7 +129,7 @@ def _library(options: InlineEngineOptions) -> Iterator[Target]:
     yield Target(name="choices-3", run=library(n=3, max_tokens=3), beside=(beside(max_tokens=6),), options=options)
     yield Target(name="prefill-chunks", run=library(CHUNKED, max_tokens=2), beside=(beside(max_tokens=12),), options=chunks)
     yield Target(name="tokenized-aside", run=library(LONG, max_tokens=2), options=_with_context(options, 8192))
-    yield Target(name="two-steps-in-flight", run=library(max_tokens=5), beside=(beside(),), options=_overlapping(options))
+    yield Target(name="one-step-in-flight", run=library(max_tokens=5), beside=(beside(),), options=_one_by_one(options))
     yield Target(name="late-answers", run=library(), options=attrs.evolve(options, largest_delay_s=0.3))
 
 
@@ -139,7 +139,7 @@ def _crowded(options: InlineEngineOptions) -> Iterator[Target]:
     others = tuple(beside(f"{SHORT} {place}", max_tokens=6) for place in range(3))
     yield Target(name="queued", run=_later(library(max_tokens=2)), beside=(beside(max_tokens=12),), options=full)
     yield Target(name="few-pages", run=library(max_tokens=12), beside=others, options=small)
-    yield Target(name="few-pages-overlapping", run=library(n=2), beside=others, options=_overlapping(small))
+    yield Target(name="few-pages-one-step-in-flight", run=library(n=2), beside=others, options=_one_by_one(small))
     yield Target(name="shared-prompt", run=_read_in_tasks, beside=(beside(CHUNKED, max_tokens=8),), options=options)
     yield Target(name="two-text-workers", run=_read_in_tasks, beside=others, options=attrs.evolve(options, text_workers=2))
 
@@ -190,7 +190,7 @@ def _ends(options: InlineEngineOptions) -> Iterator[Target]:
     yield process(
         name="process-dies-tokenizing",
         run=library(LONG, max_tokens=2),
-        options=_overlapping(_with_context(options, 8192)),
+        options=_with_context(options, 8192),
         faults=(Fault.DEATH,),
     )
     slow = attrs.evolve(options, high_water_mark=3)
@@ -199,8 +199,8 @@ def _ends(options: InlineEngineOptions) -> Iterator[Target]:
     )
 
 
-def _overlapping(options: InlineEngineOptions) -> InlineEngineOptions:
-    return attrs.evolve(options, steps_in_flight=2)
+def _one_by_one(options: InlineEngineOptions) -> InlineEngineOptions:
+    return attrs.evolve(options, steps_in_flight=1)
 
 
 def _with_context(options: InlineEngineOptions, tokens: int) -> InlineEngineOptions:
