@@ -16,6 +16,11 @@ from layered_llm.service.settings import SettingsError, load
 from layered_llm.transport.http.hypercorn_workarounds import worker
 
 
+def _is_not_hypercorns(record: logging.LogRecord) -> bool:
+    """hypercorn's command shows its own records, and lets them propagate as well."""
+    return record.name != "hypercorn.error"
+
+
 def _build() -> Api:
     try:
         settings = load()
@@ -30,7 +35,8 @@ def _build() -> Api:
         until_drained=api.drain.wait_drained,
     )
     set_up_logging(Role.API, settings)
-    logging.getLogger("hypercorn.error").propagate = False  # hypercorn's command gives it a handler of its own
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_not_hypercorns)
     return api
 
 

@@ -21,6 +21,7 @@ from layered_llm.service.supervision import (
     STATE_TIMEOUT_S,
     Outgoing,
     Supervision,
+    api_of_peer,
     api_peer_name,
 )
 
@@ -212,3 +213,10 @@ def test_stopping_tells_everybody(supervision: Supervision) -> None:
 
     assert {"text-0", "text-1", "scheduler-0"} == {peer for peer, message in told if message == Stop()}
     assert EnginePhase.STOPPING == supervision.phase
+
+
+@pytest.mark.parametrize(
+    ("peer", "api"), [(api_peer_name(API), API), ("text-0", None), ("api-", None), ("api-xyz", None), ("00ff", None)]
+)
+def test_the_name_of_an_api_process_says_which_it_is(peer: str, api: ApiId | None) -> None:
+    assert api == api_of_peer(peer)

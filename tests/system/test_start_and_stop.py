@@ -111,6 +111,13 @@ def test_a_second_signal_does_not_wait_for_the_drain(model: Path) -> None:
         server.wait_gone(STOP_S)
 
 
+def test_a_supervisor_that_hangs_is_ended_with_the_server(model: Path) -> None:
+    with python_server(scripted(model)) as server:
+        os.kill(server.process_of("supervisor").pid, signal.SIGSTOP)
+
+        assert 0 == server.stop(signal.SIGTERM)
+
+
 def test_one_engine_serves_all_workers(model: Path) -> None:
     with hypercorn_server(scripted(model), "-w", "2") as server:
         eventually(lambda: len(server.state()["api"]) == 2)

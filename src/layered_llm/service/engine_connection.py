@@ -56,6 +56,7 @@ class EngineConnection:
     _heard: trio.Event = attrs.field(factory=trio.Event)
     _released: trio.Event = attrs.field(factory=trio.Event)
     _supervisor_pid: int = 0
+    _is_unanswered: bool = False
 
     async def heard(self) -> None:
         """Waits for the supervisor's first word."""
@@ -64,6 +65,11 @@ class EngineConnection:
     def release(self) -> None:
         """The goodbye was taken; nothing is left to wait for."""
         self._released.set()
+
+    @property
+    def hung_supervisor_pid(self) -> int | None:
+        """The supervisor, when it heard a goodbye and neither answered nor ended."""
+        return self._supervisor_pid if self._is_unanswered else None
 
     async def run(self, leave: trio.Event) -> None:
         """Follows the supervisor until it is gone, or until `leave` is set and the goodbye is said."""
@@ -84,6 +90,7 @@ class EngineConnection:
     async def _end_with_supervisor(self, scope: trio.CancelScope) -> None:
         await self._heard.wait()
         await self._wait_exit(self._supervisor_pid)
+        self._is_unanswered = False
         scope.cancel(reason="the supervisor is gone")
 
     async def _obey(self, nursery: trio.Nursery) -> None:
@@ -129,8 +136,10 @@ class EngineConnection:
             for text in self._generation.texts if self._generation is not None else ():
                 await text.outbox.flushed()
         self._to_supervisor.emit(ApiGoodbye(api=self._client.api))
+        self._is_unanswered = True
         with trio.move_on_after(GOODBYE_S):
             await self._released.wait()
+            self._is_unanswered = False
 
 
 @attrs.define(eq=False)

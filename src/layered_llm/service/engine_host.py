@@ -6,8 +6,10 @@ All API processes of a server run this. The one that gets the lock of the server
 the lock on to it; the others, and this one from then on, only connect. When the supervisor is gone, the lock is free again.
 """
 
+import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 from typing import Final
@@ -23,14 +25,15 @@ from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, child_environment
-from layered_llm.service.supervision import api_peer_name
+from layered_llm.service.supervision import RESTART_WINDOW_S, api_peer_name
 from layered_llm.transport.addresses import AddressError, LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
 
 MAX_SUPERVISORS: Final = 3
-"""Supervisors that this process starts before it gives up: one that dies again and again is broken."""
+"""Supervisors that this process starts within a restart window before it gives up."""
 FIRST_WORD_S: Final = 1.0
-LEAVE_S: Final = LAST_ABORTS_S + GOODBYE_S + 1.0
+HUNG_S: Final = 1.0
+LEAVE_S: Final = LAST_ABORTS_S + GOODBYE_S + HUNG_S + 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ class EngineHost:
     _owner: Owner
     _engine: str = ""
     """Tells the engines of one owner apart, as `RunDirectory.for_owner` takes it."""
-    _started: int = 0
+    _starts_s: list[float] = attrs.field(factory=list)
+    """When this process started a supervisor, as far as that still counts."""
 
     async def run(self) -> None:
         """Lives until it is cancelled; then aborts what is open, says goodbye, and, as the last, sees the engine end."""
@@ -80,13 +84,20 @@ class EngineHost:
             await leave.wait()
             return
         with open_context() as context:
-            while not leave.is_set() and self._started < MAX_SUPERVISORS:
+            while not leave.is_set() and self._may_start:
                 await self._stay_at_one(ZmqLinks(context, context), directory, address, leave)
             if not leave.is_set():
                 self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
                 await leave.wait()
         if self._owner.pid == os.getpid():  # else other API processes may still need it
             directory.remove_unless_locked()
+
+    @property
+    def _may_start(self) -> bool:
+        """One that dies again and again is broken; one that dies once in a month is not."""
+        since_s = trio.current_time() - RESTART_WINDOW_S
+        self._starts_s = [start_s for start_s in self._starts_s if start_s > since_s]
+        return len(self._starts_s) < MAX_SUPERVISORS
 
     def _meeting_place(self) -> tuple[RunDirectory, str]:
         """The server's directory, and the address in it where the supervisor is met. Raises RunDirectoryError."""
@@ -103,6 +114,8 @@ class EngineHost:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._see_to_supervisor, directory, connection, nursery.cancel_scope)
                 await connection.run(leave)
+                if connection.hung_supervisor_pid is not None:
+                    await _end_hung(connection.hung_supervisor_pid)
                 nursery.cancel_scope.cancel(reason="the supervisor is gone, or left")
 
     async def _see_to_supervisor(self, directory: RunDirectory, connection: EngineConnection, stay: trio.CancelScope) -> None:
@@ -112,11 +125,11 @@ class EngineHost:
                 nursery.start_soon(_cancel_when_heard, connection, waiting)
                 while True:
                     lock = directory.try_lock()
-                    if lock is not None and self._started >= MAX_SUPERVISORS:
+                    if lock is not None and not self._may_start:
                         os.close(lock)
                         stay.cancel(reason="no supervisor stays alive")
                     elif lock is not None:
-                        self._started += 1
+                        self._starts_s.append(trio.current_time())
                         nursery.start_soon(self._run_supervisor, directory, lock)
                     await trio.sleep(FIRST_WORD_S)
 
@@ -139,6 +152,15 @@ class EngineHost:
         await wait_process_exit(self._owner.pid, start_time=self._owner.start_time)
         sys.stderr.write("the server's parent process is gone; leaving\n")
         os._exit(1)
+
+
+async def _end_hung(supervisor_pid: int) -> None:
+    """A supervisor that is stopped, or hangs, would keep the engine for ever; its children end with it."""
+    logger.error("the supervisor does not answer; ending it")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(supervisor_pid, signal.SIGKILL)
+    with trio.move_on_after(HUNG_S):
+        await wait_process_exit(supervisor_pid)
 
 
 async def _limit_after(leave: trio.Event, shield: trio.CancelScope) -> None:

@@ -5,6 +5,7 @@ Must not know: processes, sockets, clocks (time comes in as an argument), reques
 Peers are named as on the links: `api-3f2a`, `text-0`, `scheduler-0`. Every method returns the messages to send.
 """
 
+import string
 from collections.abc import Iterable
 from typing import Final
 
@@ -234,6 +235,8 @@ def api_peer_name(api: ApiId) -> str:
     return f"{Role.API.value}-{api:x}"
 
 
-def api_of_peer(peer: str) -> ApiId:
-    """The API process behind a name that `api_peer_name` made. Raises ValueError for any other name."""
-    return ApiId(int(peer.removeprefix(f"{Role.API.value}-"), 16))
+def api_of_peer(peer: str) -> ApiId | None:
+    """The API process behind a name that `api_peer_name` made, None for any other name."""
+    prefix, _, number = peer.partition("-")
+    is_ours = prefix == Role.API.value and number and set(number) <= set(string.hexdigits)
+    return ApiId(int(number, 16)) if is_ours else None

@@ -115,7 +115,7 @@ class TextWorker:
                             self._send(core, core.abort(message))
                         case Garbled(reason=reason):
                             logger.error("%s sent what is no message: %s", peer, reason)
-                            self._fall_behind(core, api_of_peer(peer))
+                            self._give_up(core, peer)
                         case _:
                             assert_never(message)
 
@@ -142,6 +142,12 @@ class TextWorker:
             if api in self._owed or not self._taken(api, message):
                 self._owed.setdefault(api, []).append(message)
                 self._fall_behind(core, api)
+
+    def _give_up(self, core: TextCore, peer: str) -> None:
+        """A peer that garbles cannot be served; one that is no API process has nothing open."""
+        api = api_of_peer(peer)
+        if api is not None:
+            self._fall_behind(core, api)
 
     def _fall_behind(self, core: TextCore, api: ApiId) -> None:
         """Ends all requests of an API process that no longer takes what it is sent: nobody else waits for it."""
