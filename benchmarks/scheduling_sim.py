@@ -1,0 +1,396 @@
+"""What a scheduling policy does to throughput and latency: the real scheduler, a device that is a formula, simulated time."""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from benchmarks.simulated_engine import DeviceCost, Outcome, SimulatedEngine
+from benchmarks.simulated_traffic import TRAFFICS, URGENT, Conversation, Shape, conversations
+from tqdm import tqdm
+
+from layered_llm.client.bench.statistics import Distribution, describe
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
+
+HELP = """\
+Plays the same made-up traffic against the scheduler once for each policy. Scheduler, prefix tree, pages, chunks and preemption
+are the server's own code. Only the device is replaced, by a formula for the time of a step, and the clock, by one that jumps.
+So an hour of traffic takes seconds, and two policies differ by nothing but themselves.
+
+Traffic (--traffic):
+  poisson   requests that have nothing to do with each other
+  chat      conversations of several turns that begin with one of a few long system prompts; the next turn comes when the
+            answer is there and was read, so a slow engine is asked more slowly
+A share of the requests is urgent, which --order priority goes by; the column "urgent" is their time to a first token.
+
+Policies: the first line of the table has the first value of each of --prefix-cache, --in-flight, --order, --chunk and
+--max-token-gap-ms, and each further line changes one of them. --cross runs every combination.
+
+The device (--device) is a sum: so much for a step, for a token of prefill, for a row of decode, and for the context that
+attention reads. Each part can be set.
+  cpu-small   some 135M parameters in fp32 on two cores, roughly as it was seen there
+  gpu-8b      8B parameters in 16 bits on one GPU with 3.3 TB/s and 500 TFLOP/s, by arithmetic: 5 ms to read the weights and
+              2 ms to launch, 16 GFLOP a token, 128 KiB of keys and values a token
+
+Read it so:
+  tokens/s   output tokens by simulated time. Where the engine can follow the rate (--rate) all policies have about the same:
+             raise it until they do not
+  TTFT       time to the first token, from the arrival: queueing and prefill. p50, p90, p99 in milliseconds
+  urgent     the same for urgent requests, p90
+  gap        between two tokens of one answer. p50 is a step of decodes, p99 is a step with much prefill beside them: --chunk
+             and --max-token-gap-ms are for it
+  cached     part of the tokens of starting choices that was found in the prefix cache
+  preempt    choices that had to give their pages up and be computed again: more than a few mean that --pages is too small
+  busy       part of the time in which the device computed
+
+Look for: what the prefix cache saves (chat), what two steps in flight gain where steps are short (raise --host-us), how --chunk
+trades TTFT for gaps, how much TTFT a bound on the gap costs.
+
+Try:
+  python -m benchmarks.scheduling_sim --requests 2000 --rate 30
+  python -m benchmarks.scheduling_sim --traffic poisson --device cpu-small --chunk 256 64 --max-token-gap-ms 0 200
+  python -m benchmarks.scheduling_sim --pages 1500 --order lpm fcfs --prefix-cache on --cross --plot orders.png
+"""
+
+DEVICES: Final = {
+    "cpu-small": DeviceCost(
+        step_us=30_000,
+        prefill_token_us=3_000,
+        decode_row_us=3_000,
+        context_row_us=2.0,
+        context_pair_us=0.2,
+        host_us=1_000,
+    ),
+    "gpu-8b": DeviceCost(
+        step_us=7_000,
+        prefill_token_us=32.0,
+        decode_row_us=20.0,
+        context_row_us=0.04,
+        context_pair_us=0.001,
+        host_us=1_000,
+    ),
+}
+ORDERS: Final = {
+    "fcfs": AdmissionOrder.FIRST_COME,
+    "lpm": AdmissionOrder.LONGEST_PREFIX,
+    "priority": AdmissionOrder.PRIORITY,
+}
+COLUMNS: Final = {
+    "TTFT p50": 9, "TTFT p90": 9, "TTFT p99": 9, "urgent": 7, "gap p50": 8, "gap p90": 8, "gap p99": 8, "cached": 7,
+    "preempt": 8, "busy": 6,
+}  # fmt: skip
+"""Heads and widths, behind the policy and tokens/s."""
+RATES_PER_S: Final = {
+    ("cpu-small", "poisson"): 0.6,
+    ("cpu-small", "chat"): 0.6,
+    ("gpu-8b", "poisson"): 16,
+    ("gpu-8b", "chat"): 16,
+}
+"""Near what the device can do with the first policy, where policies differ."""
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """One line of the table."""
+
+    prefix_cache: str
+    in_flight: int
+    order: str
+    chunk: int
+    max_token_gap_ms: float
+
+    def scheduling(self, running: int) -> SchedulingPolicy:
+        return SchedulingPolicy(
+            max_step_tokens=self.chunk,
+            max_running_choices=running,
+            max_queued_requests=1_000_000,
+            max_unacknowledged_steps=64,
+            max_steps_in_flight=self.in_flight,
+            prefix_cache=self.prefix_cache == "on",
+            admission_order=ORDERS[self.order],
+            max_token_gap_us=round(1_000 * self.max_token_gap_ms) or None,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """What one policy came to. Times are simulated ones."""
+
+    policy: str
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_s: Distribution | None
+    urgent_ttft_s: Distribution | None
+    queue_s: Distribution | None
+    gap_s: Distribution | None
+    cached_share: float
+    preemptions: int
+    pages_evicted: int
+    steps: int
+    busy_share: float
+    simulated_s: float
+    wall_s: float
+
+
+def main() -> None:
+    arguments = parse()
+    policies = list(policies_of(arguments))
+    traffic = list(conversations(shape_of(arguments), arguments.seed))
+    rows: list[Row] = []
+    with tqdm(total=len(policies) * arguments.requests, unit="request", file=sys.stderr, leave=False) as progress:
+        for name, policy in policies:
+            progress.set_description(name)
+            rows.append(measure(name, policy, traffic, arguments, progress))
+    print(f"{title(arguments)}\n\n{table(rows)}")
+    if arguments.json is not None:
+        report = {"settings": settings_json(arguments), "policies": [attrs.asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        save_plot(title(arguments), rows, arguments.plot)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduling_sim", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_traffic(parser.add_argument_group("traffic"))
+    add_device(parser.add_argument_group("device"))
+    add_policies(parser.add_argument_group("policies, one value or several each"))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write settings and all figures to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the table into FILE (needs matplotlib)")
+    arguments = parser.parse_args()
+    if arguments.rate is None:
+        arguments.rate = RATES_PER_S[arguments.device, arguments.traffic]
+    return arguments
+
+
+def add_traffic(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--traffic", choices=TRAFFICS, default="chat", help="kind of traffic (default: chat)")
+    group.add_argument("--requests", type=count, default=600, metavar="N", help="how many in all (default: 600)")
+    group.add_argument("--rate", type=positive, metavar="X", help="requests a second (default: near what the device can do)")
+    group.add_argument(
+        "--prompt-tokens", type=count, default=200, metavar="N", help="median new tokens of a turn (default: 200)"
+    )
+    group.add_argument("--output-tokens", type=count, default=100, metavar="N", help="mean of an answer (default: 100)")
+    group.add_argument("--turns", type=count, default=6, metavar="N", help="chat: most turns of a conversation (default: 6)")
+    group.add_argument("--system-prompts", type=count, default=5, metavar="N", help="chat: different ones (default: 5)")
+    group.add_argument("--system-tokens", type=count, default=800, metavar="N", help="chat: length of each (default: 800)")
+    group.add_argument("--think-s", type=positive, default=5.0, metavar="X", help="chat: mean time between turns (default: 5)")
+    group.add_argument("--urgent-share", type=share, default=0.1, metavar="X", help="requests that are urgent (default: 0.1)")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one is other traffic of the same kind (default: 0)"
+    )
+
+
+def add_device(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--device", choices=DEVICES, default="gpu-8b", help="preset of the costs (default: gpu-8b)")
+    words = {
+        "step_us": "microseconds of a step",
+        "prefill_token_us": "of each token of prefill",
+        "decode_row_us": "of each row of decode",
+        "context_row_us": "of each token in front of a row",
+        "context_pair_us": "of each token of a row and each one in front of it",
+        "host_us": "between a step and the next one that needs its result",
+    }
+    for name, text in words.items():
+        presets = ", ".join(f"{device}: {getattr(cost, name):g}" for device, cost in DEVICES.items())
+        kind = int if name == "host_us" else float
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=f"{text} ({presets})")
+    group.add_argument("--pages", type=count, default=8192, metavar="N", help="pages of the KV cache (default: 8192)")
+    group.add_argument("--page-size", type=count, default=16, metavar="N", help="tokens of a page (default: 16)")
+    group.add_argument("--running", type=count, default=128, metavar="N", help="most choices that run at once (default: 128)")
+
+
+def add_policies(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add("--prefix-cache", nargs="+", choices=("on", "off"), default=["on", "off"], help="default: on off")
+    add("--in-flight", nargs="+", type=int, choices=(1, 2), default=[2, 1], help="steps in flight (default: 2 1)")
+    add("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="who starts next (default: fcfs lpm priority)")
+    add(
+        "--chunk", nargs="+", type=count, default=[512, 128, 2048], metavar="N", help="tokens of a step (default: 512 128 2048)"
+    )
+    add("--max-token-gap-ms", nargs="+", type=float, default=[0, 20], metavar="X", help="0 for none (default: 0 20)")
+    add("--cross", action="store_true", help="every combination, and not one change at a time")
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {value:g}")
+    return value
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {value:g}")
+    return value
+
+
+def policies_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Policy]]:
+    """Names tell the difference from the first one."""
+    fields = [field.name for field in attrs.fields(Policy)]
+    values = [getattr(arguments, name) for name in fields]
+    base = Policy(**{name: several[0] for name, several in zip(fields, values, strict=True)})
+    if arguments.cross:
+        for one in itertools.product(*values):
+            policy = Policy(**dict(zip(fields, one, strict=True)))
+            yield difference(base, policy), policy
+        return
+    yield difference(base, base), base
+    for name, several in zip(fields, values, strict=True):
+        for value in several[1:]:
+            policy = attrs.evolve(base, **{name: value})
+            yield difference(base, policy), policy
+
+
+def difference(base: Policy, policy: Policy) -> str:
+    words = (
+        f"{field.name.replace('_', '-')} {getattr(policy, field.name):{'g' if field.type is float else ''}}"
+        for field in attrs.fields(Policy)
+        if policy == base or getattr(policy, field.name) != getattr(base, field.name)
+    )
+    return ", ".join(words)
+
+
+def shape_of(arguments: argparse.Namespace) -> Shape:
+    chat = {
+        "turns": arguments.turns,
+        "system_prompts": arguments.system_prompts,
+        "system_tokens": arguments.system_tokens,
+        "think_s": arguments.think_s,
+    }
+    return Shape(
+        requests=arguments.requests,
+        per_s=arguments.rate,
+        prompt_tokens=arguments.prompt_tokens,
+        output_tokens=arguments.output_tokens,
+        urgent_share=arguments.urgent_share,
+        **(chat if arguments.traffic == "chat" else {}),
+    )
+
+
+def cost_of(arguments: argparse.Namespace) -> DeviceCost:
+    names = [field.name for field in attrs.fields(DeviceCost)]
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    return attrs.evolve(DEVICES[arguments.device], **given)
+
+
+def measure(
+    name: str, policy: Policy, traffic: Iterable[Conversation], arguments: argparse.Namespace, progress: "tqdm[Any]"
+) -> Row:
+    limits = RuntimeLimits(
+        pages=arguments.pages,
+        page_size_tokens=arguments.page_size,
+        slots=arguments.running,
+        context_tokens=arguments.pages * arguments.page_size,
+        vocabulary_size=1 << 31,
+    )
+    started = time.perf_counter()
+    engine = SimulatedEngine(
+        limits=limits, policy=policy.scheduling(arguments.running), cost=cost_of(arguments), on_end=progress.update
+    )
+    outcome = engine.run(traffic)
+    return row_of(name, outcome, time.perf_counter() - started)
+
+
+def row_of(name: str, outcome: Outcome, wall_s: float) -> Row:
+    figures, end_s = outcome.statistics, outcome.end_us / 1e6
+    done = [one for one in outcome.requests if one.token_us]
+    firsts = [(one.token_us[0] - one.arrived_us, one.conversation.priority) for one in done]
+    gaps = (after - before for one in done for before, after in itertools.pairwise(one.token_us))
+    return Row(
+        policy=name,
+        output_tokens_per_s=sum(len(one.token_us) for one in done) / end_s,
+        requests_per_s=len(done) / end_s,
+        ttft_s=describe(first_us / 1e6 for first_us, _ in firsts),
+        urgent_ttft_s=describe(first_us / 1e6 for first_us, priority in firsts if priority == URGENT),
+        queue_s=describe(waited_us / 1e6 for waited_us in outcome.waited_us),
+        gap_s=describe(gap_us / 1e6 for gap_us in gaps),
+        cached_share=figures.prefix_hit_tokens / max(1, figures.prefix_lookup_tokens),
+        preemptions=figures.preemptions,
+        pages_evicted=figures.pages_evicted,
+        steps=figures.steps,
+        busy_share=outcome.busy_us / outcome.end_us,
+        simulated_s=end_s,
+        wall_s=wall_s,
+    )
+
+
+def title(arguments: argparse.Namespace) -> str:
+    return (
+        f"{arguments.requests} requests of {arguments.traffic} traffic at {arguments.rate:g}/s on {arguments.device}, "
+        f"{arguments.pages} pages of {arguments.page_size}, at most {arguments.running} running, seed {arguments.seed}"
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The first policy's name is long: it stands above the table, as "first"."""
+    names = ["first", *(row.policy for row in rows[1:])]
+    wide = max(map(len, (*names, "policy")))
+    heads = f"{'policy':<{wide}} {'tokens/s':>9} " + " ".join(f"{head:>{width}}" for head, width in COLUMNS.items())
+    lines = (line(name, wide, row) for name, row in zip(names, rows, strict=True))
+    return "\n".join((f"first: {rows[0].policy}", "", heads, *lines))
+
+
+def line(name: str, wide: int, row: Row) -> str:
+    cells = (
+        *parts_ms(row.ttft_s),
+        parts_ms(row.urgent_ttft_s)[1],
+        *parts_ms(row.gap_s),
+        f"{row.cached_share:.0%}",
+        str(row.preemptions),
+        f"{row.busy_share:.0%}",
+    )
+    columns = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
+    return f"{name:<{wide}} {row.output_tokens_per_s:>9.1f} {columns}"
+
+
+def parts_ms(sample: Distribution | None) -> tuple[str, str, str]:
+    """p50, p90 and p99."""
+    if sample is None:
+        return ("-", "-", "-")
+    p50, p90, p99 = (f"{1e3 * time_s:.{0 if time_s >= 0.1 else 1}f}" for time_s in (sample.p50, sample.p90, sample.p99))
+    return (p50, p90, p99)
+
+
+def settings_json(arguments: argparse.Namespace) -> dict[str, Any]:
+    settings = {name: value for name, value in vars(arguments).items() if name not in {"json", "plot"}}
+    return settings | attrs.asdict(cost_of(arguments))
+
+
+def save_plot(name: str, rows: Sequence[Row], path: Path) -> None:
+    """Three groups of bars, one bar for each policy. Raises ValueError for a suffix that names no format."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
+
+    figure = Figure(figsize=(15, 1.8 + 0.45 * len(rows)), layout="constrained")
+    throughput, ttft, gaps = figure.subplots(1, 3, sharey=True)
+    places = list(range(len(rows)))
+    throughput.barh(places, [row.output_tokens_per_s for row in rows], color="tab:gray")
+    throughput.set(xlabel="output tokens/s", yticks=places, yticklabels=["first", *(row.policy for row in rows[1:])])
+    throughput.invert_yaxis()
+    for axes, label, samples in ((ttft, "time to first token", "ttft_s"), (gaps, "gap between tokens", "gap_s")):
+        for offset, (part, color) in enumerate((("p50", "tab:green"), ("p90", "tab:orange"), ("p99", "tab:red"))):
+            values = [1e3 * getattr(getattr(row, samples), part, 0.0) for row in rows]
+            axes.barh([place + 0.27 * (offset - 1) for place in places], values, height=0.25, color=color, label=part)
+        axes.set(xlabel=f"{label}, ms")
+        axes.legend()
+    figure.suptitle(f"{name}\nfirst: {rows[0].policy}", fontsize="small")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
