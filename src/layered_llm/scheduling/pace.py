@@ -25,7 +25,7 @@ _MOST_SURPRISE: Final = 2.0
 _MOST_GROWTH: Final = 2
 """A limit is this many times the largest recent prefill at most: no fit tells much of steps far from those it was made of."""
 _LEAST_EVIDENCE: Final = 1e-6
-_SWEEPS: Final = 4
+_SWEEPS: Final = 2
 
 
 class Pace:
