@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.domain.columns import pack_i32, unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
@@ -251,6 +251,29 @@ async def test_the_scheduler_reports_for_the_runtime_too(autojump_clock: MockClo
         assert isinstance(scheduler, StateReport)
         assert (Role.RUNTIME, 7, 1) == (runtime.role, runtime.pid, runtime.open_requests)
         assert (Role.SCHEDULER, 5, 0) == (scheduler.role, scheduler.query, scheduler.open_requests)
+
+
+async def test_the_scheduler_reports_how_long_requests_waited_and_how_full_steps_were(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.reported()
+        for counter in range(1, LIMITS.slots + 2):
+            await ends.text.send(admit(counter, max_tokens=1))
+        done = 0
+        while done < LIMITS.slots + 1:
+            step = await ends.step()
+            await trio.sleep(1.0)
+            await ends.complete(step, *([42] * sum(unpack_i8(step.samples))), open_slots=0)
+            done += sum(unpack_i8(step.samples))
+        ends.order(StateQuery(query=5))
+        await ends.reported()
+        scheduler = await ends.reported()
+
+        assert isinstance(scheduler, StateReport)
+        samples = dict(scheduler.samples)
+        assert LIMITS.slots + 1 == samples["layered_llm_queue_time_seconds_count"]
+        assert samples["layered_llm_queue_time_seconds_sum"] >= 1.0
+        computed_tokens = samples["layered_llm_prompt_tokens_computed_total"]
+        assert computed_tokens == pytest.approx(Settings().chunked_prefill_size * samples["layered_llm_step_fill_ratio_sum"])
 
 
 async def test_stop_ends_the_scheduler(autojump_clock: MockClock) -> None:

@@ -7,6 +7,9 @@ recent steps by least squares with exponential forgetting, by coordinate descent
 Hlaváč, Navara, "Sequential coordinate-wise algorithm for the non-negative least squares problem", CAIP 2005). It goes on from
 the last fit, so what recent steps do not tell apart stays as it was.
 
+With two steps in flight the device never waits, so the time of a step is the time between two tokens. With one the host's time
+between steps comes on top, which nobody measures here: it is small beside any gap worth a bound.
+
 Invariant: a step with decode rows is left MIN_PREFILL_TOKENS at least, whatever the bound: no prompt starves. So no bound below
 the time of a step with the decodes and these is kept.
 """
