@@ -262,13 +262,16 @@ async def test_the_scheduler_reports_how_long_requests_waited_and_how_full_steps
         while done < LIMITS.slots + 1:
             step = await ends.step()
             await trio.sleep(1.0)
-            await ends.complete(step, *([42] * sum(unpack_i8(step.samples))), open_slots=0)
-            done += sum(unpack_i8(step.samples))
+            sampled = sum(unpack_i8(step.samples))
+            await ends.complete(step, *([42] * sampled), open_slots=len(step.opened))
+            done += sampled
+        await trio.testing.wait_all_tasks_blocked()
         ends.order(StateQuery(query=5))
         await ends.reported()
         scheduler = await ends.reported()
 
         assert isinstance(scheduler, StateReport)
+        assert () == scheduler.violations
         samples = dict(scheduler.samples)
         assert LIMITS.slots + 1 == samples["layered_llm_queue_time_seconds_count"]
         assert samples["layered_llm_queue_time_seconds_sum"] >= 1.0
