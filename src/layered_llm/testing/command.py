@@ -4,6 +4,7 @@ Must not know: what a scenario does, what is checked.
 """
 
 import argparse
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -63,9 +64,20 @@ class Part:
     points: Points
 
     def run(self) -> Coverage:
-        logging.disable()  # what a fault makes the engine say is no news here
         (target,) = (one for one in all_scenarios() if one.name == self.scenario)
-        return cancel_everywhere(target, seeds=(self.seed,), faults=self.faults, points=self.points)
+        with _silence():
+            return cancel_everywhere(target, seeds=(self.seed,), faults=self.faults, points=self.points)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What a fault makes the engine log is no news here."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def main(words: Sequence[str] | None = None) -> int:
