@@ -65,6 +65,22 @@ def test_what_chunks_tell_comes_at_once_with_the_first_token() -> None:
     assert next_message.prompt_logprobs is None
 
 
+def test_what_the_last_chunk_tells_is_kept_though_its_choice_is_preempted_meanwhile() -> None:
+    scheduler = Scheduler(limits=limits(pages=6, page_size=1), policy=policy(budget=4, in_flight=2))
+    scheduler.handle(WORKER, admit(1, prompt=1, tokens=5))
+    scheduler.handle(WORKER, asking(2, prompt=4, tokens=2))
+    first_chunk, last_chunk = planned(scheduler), planned(scheduler)
+    complete(scheduler, first_chunk)
+    planned(scheduler)
+    assert 1 == scheduler.statistics().preemptions
+
+    (message,) = complete(scheduler, last_chunk)
+
+    told_by_request = dict(zip(unpack_i64(message.requests), places(message), strict=True))
+    assert [0, 1, 2, 3] == told_by_request[2]
+    assert () == scheduler.check()
+
+
 def test_what_is_told_of_an_aborted_request_is_dropped() -> None:
     scheduler = Scheduler(limits=limits(), policy=policy())
     scheduler.handle(WORKER, asking(1))
