@@ -206,6 +206,15 @@ async def test_a_supervisor_that_does_not_answer_the_goodbye_is_not_waited_for_l
         await ends.is_over.wait()
 
         assert trio.current_time() <= LAST_ABORTS_S + GOODBYE_S
+        assert SUPERVISOR_PID == ends.connection.hung_supervisor_pid
+
+
+async def test_a_supervisor_that_never_said_a_word_is_none_to_be_ended(autojump_clock: MockClock) -> None:
+    async with connected() as ends:
+        ends.leave.set()
+        await ends.is_over.wait()
+
+        assert ends.connection.hung_supervisor_pid is None
 
 
 async def test_the_end_of_the_supervisors_process_ends_the_stay_and_loses_everything(autojump_clock: MockClock) -> None:

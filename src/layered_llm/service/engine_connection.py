@@ -68,8 +68,8 @@ class EngineConnection:
 
     @property
     def hung_supervisor_pid(self) -> int | None:
-        """The supervisor, when it heard a goodbye and neither answered nor ended."""
-        return self._supervisor_pid if self._is_unanswered else None
+        """The supervisor, when it neither answered a goodbye nor ended; None while it has not said who it is."""
+        return self._supervisor_pid if self._is_unanswered and self._heard.is_set() else None
 
     async def run(self, leave: trio.Event) -> None:
         """Follows the supervisor until it is gone, or until `leave` is set and the goodbye is said."""
