@@ -3,6 +3,7 @@
 Must not know: which server runs the application.
 """
 
+import math
 import multiprocessing
 import os
 import secrets
@@ -87,4 +88,10 @@ def _http_settings(settings: Settings) -> HttpSettings:
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=BODY_TIMEOUT_S,
         retry_after_s=RETRY_AFTER_S,
+        first_token_timeout_s=_or_unbounded(settings.first_token_timeout_s),
+        idle_timeout_s=_or_unbounded(settings.idle_timeout_s),
     )
+
+
+def _or_unbounded(limit_s: float | None) -> float:
+    return math.inf if limit_s is None else limit_s

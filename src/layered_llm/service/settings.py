@@ -71,6 +71,15 @@ class Settings:
     heartbeat_interval_s: float = _setting(
         "silence in a stream after which a comment line is sent", default=15.0, group="http", low=0.01
     )
+    first_token_timeout_s: float | None = _setting(
+        "longest time that a response waits for its first token, in the queue too (default: no limit)",
+        default=None,
+        group="http",
+        low=0.001,
+    )
+    idle_timeout_s: float | None = _setting(
+        "longest time that a response waits for its next token (default: no limit)", default=None, group="http", low=0.001
+    )
     drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
     max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
     max_open_requests: int = _setting("most open requests of one API process", default=4096, group="http", low=1)

@@ -20,6 +20,7 @@ INVALID_REQUEST: Final = "invalid_request_error"
 RATE_LIMIT: Final = "rate_limit_error"
 SERVER_ERROR: Final = "server_error"
 UNAVAILABLE: Final = "unavailable_error"
+TIMEOUT: Final = "timeout"
 
 
 @attrs.frozen(kw_only=True)
@@ -90,6 +91,11 @@ def engine_lost(status: EngineStatus, retry_after_s: int) -> ApiError:
 def request_failed(message: str) -> ApiError:
     """The engine ended the request by an error of its own."""
     return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="engine_error")
+
+
+def timed_out(message: str, code: str) -> ApiError:
+    """The engine was too slow for a limit of this server; a repetition would only add to its load."""
+    return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)
 
 
 def internal_error() -> ApiError:

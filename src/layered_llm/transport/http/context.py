@@ -15,6 +15,7 @@ from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.settings import HttpSettings
 
 
@@ -58,6 +59,10 @@ class HttpContext:
         if asked in names or self.settings.any_model_name:
             return asked
         return api_error.model_not_found(asked, names)
+
+    def patience(self) -> Patience:
+        """How long a new response waits for the engine."""
+        return Patience(self.settings.first_token_timeout_s, self.settings.idle_timeout_s)
 
     def engine_lost(self) -> ApiError:
         return api_error.engine_lost(self.engine.status(), self.settings.retry_after_s)

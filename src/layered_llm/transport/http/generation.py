@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import assert_never
 
 import attrs
+import trio
 from quart import Response
 
 from layered_llm.domain.finish import AbortReason
@@ -26,6 +27,7 @@ from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost, EngineStream
 from layered_llm.transport.http.openai_schema.requests import GenerationRequest
 from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
+from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.public_ids import public_id
 from layered_llm.transport.http.replies import error_reply, json_reply
 from layered_llm.transport.http.sources import EventSource, Quiet, next_batch, open_source
@@ -45,7 +47,8 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
     streams = _open_streams(context, exchange, request)
     if isinstance(streams, ApiError):
         return error_reply(streams)
-    prompt_tokens = await _await_queued(context, streams)
+    patience = context.patience()
+    prompt_tokens = await _await_queued(context, patience, streams)
     if isinstance(prompt_tokens, ApiError):
         return error_reply(prompt_tokens)
     public = public_id(shape.id_prefix, streams[0].request)
@@ -53,8 +56,8 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
     plan = _plan(request, shape, head, prompt_tokens)
     source = open_source(streams, exchange.nursery)
     if request.stream:
-        return _streamed(context, plan, streams, source)
-    return await _whole(context, plan, streams, source)
+        return _streamed(context, patience, plan, streams, source)
+    return await _whole(context, patience, plan, streams, source)
 
 
 def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationRequest) -> Streams | ApiError:
@@ -75,12 +78,15 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
     return tuple(streams)
 
 
-async def _await_queued(context: HttpContext, streams: Streams) -> int | ApiError:
+async def _await_queued(context: HttpContext, patience: Patience, streams: Streams) -> int | ApiError:
     """Prompt tokens of all requests, when all are queued."""
     prompt_tokens = 0
     try:
         for stream in streams:
-            match await _verdict(stream, context.drain):
+            match await _verdict(stream, context.drain, patience):
+                case None if patience.is_over:
+                    _close(streams, AbortReason.TIMEOUT)
+                    return patience.error()
                 case None:
                     _close(streams, AbortReason.SHUTDOWN)
                     return context.shutting_down()
@@ -95,9 +101,13 @@ async def _await_queued(context: HttpContext, streams: Streams) -> int | ApiErro
     return prompt_tokens
 
 
-async def _verdict(stream: EngineStream, drain: Drain) -> Accepted | Rejected | None:
-    with drain.bounded():
-        return await stream.verdict()
+async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Accepted | Rejected | None:
+    begun_s = trio.current_time()
+    with drain.bounded(patience.left_s):
+        verdict = await stream.verdict()
+        patience.spend(trio.current_time() - begun_s)
+        return verdict
+    patience.spend(trio.current_time() - begun_s)
     return None
 
 
@@ -115,15 +125,19 @@ def _plan(request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_t
     )
 
 
-async def _whole(context: HttpContext, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
+async def _whole(context: HttpContext, patience: Patience, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
     answer = WholeAnswer(plan)
     try:
         while not answer.is_complete:
-            batch = await next_batch(source, context.drain, math.inf)
-            if isinstance(batch, Quiet):
-                _close(streams, AbortReason.SHUTDOWN)
-                return error_reply(context.shutting_down())
-            answer.add(batch)
+            match await next_batch(source, context.drain, patience, math.inf):
+                case Quiet.OVERDUE:
+                    _close(streams, AbortReason.TIMEOUT)
+                    return error_reply(patience.error())
+                case Quiet.DRAINED | Quiet.SILENCE:
+                    _close(streams, AbortReason.SHUTDOWN)
+                    return error_reply(context.shutting_down())
+                case batch:
+                    answer.add(batch)
     except EngineLost:
         return error_reply(context.engine_lost())
     result = answer.result()
@@ -132,8 +146,9 @@ async def _whole(context: HttpContext, plan: AnswerPlan, streams: Streams, sourc
     return json_reply(result)
 
 
-def _streamed(context: HttpContext, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
-    body = _body(_StreamWriter(context=context, streams=streams, source=source, answer=StreamedAnswer(plan)))
+def _streamed(context: HttpContext, patience: Patience, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
+    writer = _StreamWriter(context=context, patience=patience, streams=streams, source=source, answer=StreamedAnswer(plan))
+    body = _body(writer)
     response = Response(body, status=HTTPStatus.OK, headers=dict(sse.HEADERS))
     response.timeout = None
     return response
@@ -148,6 +163,7 @@ async def _body(writer: "_StreamWriter") -> AsyncIterator[bytes]:
 @attrs.define(kw_only=True, eq=False)
 class _StreamWriter:
     _context: HttpContext
+    _patience: Patience
     _streams: Streams
     _source: EventSource
     _answer: StreamedAnswer
@@ -172,10 +188,14 @@ class _StreamWriter:
                 _close(self._streams, AbortReason.CLIENT_GONE)
 
     async def _next_bytes(self) -> bytes:
-        batch = await next_batch(self._source, self._context.drain, self._context.settings.heartbeat_interval_s)
+        heartbeat_s = self._context.settings.heartbeat_interval_s
+        batch = await next_batch(self._source, self._context.drain, self._patience, heartbeat_s)
         match batch:
             case Quiet.SILENCE:
                 return sse.HEARTBEAT
+            case Quiet.OVERDUE:
+                _close(self._streams, AbortReason.TIMEOUT)
+                return self._fail(self._patience.error())
             case Quiet.DRAINED:
                 _close(self._streams, AbortReason.SHUTDOWN)
                 return self._fail(self._context.shutting_down())

@@ -3,6 +3,8 @@
 Must not know: where a setting comes from.
 """
 
+import math
+
 import attrs
 
 
@@ -25,3 +27,7 @@ class HttpSettings:
     """How long a client may take to send its body."""
     retry_after_s: int
     """When a refused client may try again."""
+    first_token_timeout_s: float = math.inf
+    """How long a response may be without output at its beginning, its time in the queue included."""
+    idle_timeout_s: float = math.inf
+    """How long it may be without output later; neither limits how long it may go on."""

@@ -17,6 +17,7 @@ import trio
 from layered_llm.domain.stream import RequestEnded, StreamEvent
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineStream
+from layered_llm.transport.http.patience import Patience
 
 Batch = tuple[tuple[int, StreamEvent], ...]
 """Events with the place of their prompt in the request."""
@@ -28,6 +29,8 @@ class Quiet(enum.Enum):
     SILENCE = enum.auto()
     DRAINED = enum.auto()
     """The server ends; nothing more may be waited for."""
+    OVERDUE = enum.auto()
+    """The response's patience is over."""
 
 
 class EventSource(Protocol):
@@ -37,11 +40,17 @@ class EventSource(Protocol):
         """All events that are there, at least one. Cancelling it loses none. Raises EngineLost."""
 
 
-async def next_batch(source: EventSource, drain: Drain, timeout_s: float) -> Batch | Quiet:
+async def next_batch(source: EventSource, drain: Drain, patience: Patience, timeout_s: float) -> Batch | Quiet:
     """The next events of `source`, or why there are none within `timeout_s`."""
-    with drain.bounded(timeout_s):
-        return await source.receive()
-    return Quiet.DRAINED if drain.is_over else Quiet.SILENCE
+    wait_s = min(timeout_s, patience.left_s)
+    with drain.bounded(wait_s):
+        batch = await source.receive()
+        patience.renew()
+        return batch
+    if drain.is_over:
+        return Quiet.DRAINED
+    patience.spend(wait_s)
+    return Quiet.OVERDUE if patience.is_over else Quiet.SILENCE
 
 
 def open_source(streams: Sequence[EngineStream], nursery: trio.Nursery) -> EventSource:
