@@ -7,13 +7,19 @@ STAMP  := $(VENV)/.installed
 # torch's threads spin while they wait, which starves every other process of a small machine; tests run several.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: serve test install lint golden bench clean
+.PHONY: serve test torture cancel-everywhere install lint golden bench clean
 
 serve: install                     ## start the server with the default model
 	$(BIN)/python -m layered_llm serve $(ARGS)
 
 test: install lint                 ## linters, types, import contracts and the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+torture: install                   ## 10,000 clients that leave a real server at random moments, in minutes
+	PYTHONPATH=tests $(BIN)/python -m system.torture --disconnects 10000 --seed 0 $(ARGS)
+
+cancel-everywhere: install         ## a cancellation at every step of every scenario, in virtual time
+	$(BIN)/python -m layered_llm.testing cancel-everywhere --seeds 20 --jobs 2 $(ARGS)
 
 install: $(STAMP)                  ## the virtual environment, with everything that is tested
 

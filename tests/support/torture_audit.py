@@ -1,0 +1,88 @@
+"""What must be true of a server whenever nobody asks for anything, and of its memory over time."""
+
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from support.eventually import eventually
+from support.server import Server
+
+_GAUGES: Final = ("requests_running", "requests_waiting", "kv_pages_used", "open_requests")
+
+
+@attrs.frozen(kw_only=True)
+class Books:
+    """Counters of a server at rest."""
+
+    accepted: float
+    emitted: float
+    handled: float
+    late: float
+    preempted: float
+    evicted: float
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.emitted == self.handled + self.late
+
+
+def read_books(server: Server) -> Books:
+    samples = server.metrics()
+    return Books(
+        accepted=total(samples, "requests_accepted_total"),
+        emitted=total(samples, "aborts_emitted_total"),
+        handled=total(samples, "aborts_handled_total"),
+        late=total(samples, "aborts_late_total"),
+        preempted=total(samples, "preemptions_total"),
+        evicted=total(samples, "kv_pages_evicted_total"),
+    )
+
+
+def total(samples: dict[str, float], name: str) -> float:
+    return sum(value for sample, value in samples.items() if sample.partition("{")[0] == f"layered_llm_{name}")
+
+
+def check_rest(server: Server) -> Books:
+    """The books, once the server is at rest; fails when it does not come to rest, or is not empty then."""
+    seen: list[Books] = []
+
+    def look() -> bool:
+        # A request that is still in a socket's buffer is seen by nobody: rest is what two looks find the same.
+        is_quiescent = server.state()["quiescent"]
+        seen.append(read_books(server))
+        return is_quiescent and seen[-1].is_balanced and seen[-2:-1] == seen[-1:]
+
+    eventually(look)
+    samples = server.metrics()
+    assert dict.fromkeys(_GAUGES, 0) == {name: total(samples, name) for name in _GAUGES}
+    assert [] == server.state()["violations"]
+    return seen[-1]
+
+
+@attrs.define
+class Memory:
+    """Resident memory of each process of a server, looked at again and again."""
+
+    kib: dict[str, list[int]] = attrs.field(init=False, factory=lambda: defaultdict(list))
+
+    def look(self, server: Server) -> None:
+        for process in server.processes():
+            role = "api" if process.pid == server.pid else process.role
+            self.kib[f"{role} {process.pid}"].append(_resident_kib(process.pid))
+
+    def growth(self, process: str) -> float:
+        """How much of itself the process gained over the second half, by the line that fits best."""
+        half = self.kib[process][len(self.kib[process]) // 2 :]
+        if len(half) < 2:
+            return 0.0
+        line = statistics.linear_regression(range(len(half)), half)
+        return line.slope * (len(half) - 1) / statistics.mean(half)
+
+
+def _resident_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmRSS:"))
+    return int(line.split()[1])
