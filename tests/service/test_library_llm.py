@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import trio
 
 import layered_llm
-from layered_llm import LLM, EngineClosed, ParameterError, RequestRejected, SamplingParams
+from layered_llm import LLM, Engine, EngineClosed, ParameterError, RequestRejected, SamplingParams
 from layered_llm.service.checkpoint import CheckpointError, default_gguf
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
@@ -148,6 +149,27 @@ def test_closing_ends_a_call_of_another_thread(model: Path) -> None:
     llm.close()
     thread.join(PATIENCE_S)
     assert [EngineClosed] == [type(end) for end in ends]
+
+
+def test_a_call_that_is_interrupted_while_the_engine_ends_does_not_hang(model: Path) -> None:
+    llm = LLM(model, **tiny_settings())
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    async def work(_engine: Engine) -> None:
+        (job,) = llm._thread._jobs
+        llm._thread.request_stop()
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(PATIENCE_S, shield=True):
+                while not job._scope.cancel_called:
+                    await trio.lowlevel.checkpoint()
+
+    with pytest.raises(KeyboardInterrupt):
+        llm._thread.call(work)
+    llm.close()
 
 
 def test_a_dropped_one_ends_by_itself(model: Path) -> None:

@@ -102,9 +102,11 @@ class EngineThread:
             self._start(job)
             return job.outcome.result()
         finally:
-            self._jobs.discard(job)
             if not job.outcome.done():
                 self._cancel(job)
+            # Not before: the thread's end gives an outcome to every job that it finds, and this one is waited for till here.
+            with self._lock:
+                self._jobs.discard(job)
 
     def request_stop(self) -> None:
         """The thread ends soon: what is open is ended, then the engine. Harmless when repeated."""
