@@ -84,6 +84,18 @@ async def test_a_host_that_dies_leaves_nobody_waiting(home: Path, monkeypatch: p
     assert EnginePhase.FAILED == client.status().phase
 
 
+async def test_a_supervisor_that_cannot_be_started_leaves_the_lock(home: Path) -> None:
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    directory.settings_path.mkdir()  # so that it cannot be written
+
+    with trio.fail_after(TEST_S), pytest.RaisesGroup(IsADirectoryError, flatten_subgroups=True):
+        await host(new_client()).run()
+
+    lock = directory.try_lock()
+    assert lock is not None
+    os.close(lock)
+
+
 def test_a_supervisor_that_crashes_leaves_the_lock_for_the_next_one(home: Path) -> None:
     owner = Owner.of(os.getpid())
     directory = RunDirectory.for_owner(owner, "d" * 100)

@@ -135,9 +135,9 @@ class EngineHost:
 
     async def _run_supervisor(self, directory: RunDirectory, lock: int) -> None:
         """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us."""
-        directory.settings_path.write_text(self._settings.to_json())
         command = python_module("layered_llm.service.supervisor", *directory.command_line(lock))
         try:
+            directory.settings_path.write_text(self._settings.to_json())
             process = await trio.lowlevel.open_process(
                 command, stdin=subprocess.DEVNULL, env=child_environment(), start_new_session=True, pass_fds=[lock]
             )
