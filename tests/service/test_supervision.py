@@ -195,6 +195,19 @@ def test_a_process_that_dies_while_asked_does_not_hold_the_answer_up(supervision
     assert ("runtime-0", "scheduler-0", "text-0", "text-1") == state.silent
 
 
+def test_an_api_process_that_leaves_while_asked_does_not_hold_the_answer_up(supervision: Supervision) -> None:
+    hello(supervision)
+    hello(supervision, OTHER_API)
+    supervision.query_state(api_peer_name(API), StateQuery(query=77), now_s=0.0)
+    own = report(1, Role.API, API)
+    assert () == supervision.report(own)
+
+    answered, told = supervision.api_goodbye(OTHER_API)
+
+    assert (api_peer_name(API), EngineState(query=77, reports=(own,), silent=())) == answered
+    assert (api_peer_name(OTHER_API), Stop()) == told
+
+
 def test_a_late_or_doubled_report_is_dropped(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)

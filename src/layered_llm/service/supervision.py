@@ -143,8 +143,8 @@ class Supervision:
     def api_goodbye(self, api: ApiId) -> tuple[Outgoing, ...]:
         """An API process leaves in good order; it waits for the Stop, the last one for the end of the supervisor."""
         peer = api_peer_name(api)
-        self._forget_api(peer)
-        return ((peer, Stop()),) if self._apis else ()
+        answers = self._forget_api(peer)
+        return (*answers, (peer, Stop())) if self._apis else answers
 
     def api_died(self, api: ApiId) -> tuple[Outgoing, ...]:
         """An API process is gone without goodbye (or after it: then nothing is open and nothing happens)."""
