@@ -29,8 +29,10 @@ class ReadyServer:
 
 
 @contextlib.contextmanager
-def local_server() -> Iterator[ReadyServer]:
-    """Starts `python -m layered_llm` with this process's environment, and ends it. Exits with its output when it fails."""
+def local_server(*flags: str) -> Iterator[ReadyServer]:
+    """Starts `python -m layered_llm` with this process's environment and `flags`, and ends it. Exits with its output when it
+    fails.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends a measurement early wants the server gone too
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
@@ -39,7 +41,7 @@ def local_server() -> Iterator[ReadyServer]:
         with log.open("wb") as output, httpx.Client(timeout=START_TIMEOUT_S) as client:
             started_s = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, "-m", "layered_llm", "--port", str(port)],
+                [sys.executable, "-m", "layered_llm", "--port", str(port), *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
