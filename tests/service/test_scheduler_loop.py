@@ -105,7 +105,7 @@ class Ends:
 
 
 @contextlib.asynccontextmanager
-async def scheduler_ends(first_word: RuntimeToScheduler = READY) -> AsyncIterator[Ends]:
+async def scheduler_ends(first_word: RuntimeToScheduler = READY, *, overlap: bool = False) -> AsyncIterator[Ends]:
     links = MemoryLinks()
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
@@ -114,7 +114,7 @@ async def scheduler_ends(first_word: RuntimeToScheduler = READY) -> AsyncIterato
         runtime = enter(links.connect_runtime_to_scheduler(ADDRESSES.runtime(0)))
         enter(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings(overlap_schedule=False)))
+            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings(overlap_schedule=overlap)))
             ends = Ends(links=links, text=text, runtime=runtime, supervisor=supervisor, loop=nursery)
             await runtime.send(first_word)
             yield ends
@@ -179,6 +179,17 @@ async def test_each_step_has_a_deadline_of_its_own(autojump_clock: MockClock) ->
             await ends.complete(step, 42)
             await trio.sleep(10_000.0)
     assert 2 * STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S == pytest.approx(trio.current_time())
+
+
+async def test_the_time_of_a_step_begins_when_the_step_before_it_is_back(autojump_clock: MockClock) -> None:
+    with raises_alone(StepOverdue, "did not answer a step in time"):
+        async with scheduler_ends(overlap=True) as ends:
+            await ends.text.send(admit())
+            step = await ends.step()
+            await trio.sleep(STEP_DEADLINE_S + 2 * STEP_DEADLINE_PER_TOKEN_S)
+            await ends.complete(step, 42)
+            await trio.sleep(10_000.0)
+    assert 2 * STEP_DEADLINE_S + 3 * STEP_DEADLINE_PER_TOKEN_S == pytest.approx(trio.current_time())
 
 
 async def test_an_idle_runtime_is_never_overdue(autojump_clock: MockClock) -> None:

@@ -77,8 +77,10 @@ class SchedulerLoop:
     _policy: SchedulingPolicy
     _figures: SchedulerFigures
     _trace: ScheduleTrace | None
-    _deadlines_s: list[float] = attrs.field(factory=list)
-    """When each step in flight is overdue, oldest first."""
+    _allowances_s: list[float] = attrs.field(factory=list)
+    """How long each step in flight may take, oldest first."""
+    _oldest_began_s: float = 0.0
+    """Since when the runtime has had nothing to do before the oldest of them."""
     _open_slots: int = 0
 
     async def run(self) -> None:
@@ -137,7 +139,8 @@ class SchedulerLoop:
             for message in await self._next_results():
                 match message:
                     case StepCompleted():
-                        self._deadlines_s.pop(0)
+                        self._allowances_s.pop(0)
+                        self._oldest_began_s = trio.current_time()
                         self._open_slots = message.open_slots
                         if self._trace is not None:
                             self._trace.completed(message, trio.current_time())
@@ -151,9 +154,9 @@ class SchedulerLoop:
             self._advance(core)
 
     async def _next_results(self) -> tuple[RuntimeToScheduler, ...]:
-        """Looks at the deadlines again after each wait, since a step may have been sent during it."""
+        """Looks at the deadline again after each wait, since a step may have been sent during it."""
         while True:
-            overdue_s = self._deadlines_s[0] if self._deadlines_s else math.inf
+            overdue_s = self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf
             if trio.current_time() >= overdue_s:
                 raise StepOverdue("the runtime did not answer a step in time")
             with trio.move_on_at(min(overdue_s, trio.current_time() + STEP_DEADLINE_S)):
@@ -162,7 +165,9 @@ class SchedulerLoop:
     def _advance(self, core: Scheduler) -> None:
         while isinstance(step := core.plan(), ExecuteStep):
             tokens = sum(unpack_i32(step.counts))
-            self._deadlines_s.append(trio.current_time() + STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
+            if not self._allowances_s:
+                self._oldest_began_s = trio.current_time()
+            self._allowances_s.append(STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
             self._figures.planned(tokens=tokens, waited_us=core.waited_us(_now_us()))
             if self._trace is not None:
                 self._trace.planned(core.trace(), trio.current_time())
