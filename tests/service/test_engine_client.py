@@ -233,8 +233,8 @@ async def test_the_supervisor_answers_for_everybody() -> None:
 
         await trio.testing.wait_all_tasks_blocked()
         assert 1 == outbox.pending
-        client.on_state(EngineState(query=9, reports=(), silent=()))
-        client.on_state(EngineState(query=1, reports=(), silent=("text-0",)))
+        client.on_answer(EngineState(query=9, reports=(), silent=()))
+        client.on_answer(EngineState(query=1, reports=(), silent=("text-0",)))
 
 
 async def test_a_supervisor_that_does_not_answer_is_named(autojump_clock: trio.testing.MockClock) -> None:

@@ -11,11 +11,13 @@ from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Submit, TextToApi
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiGoodbye,
     ApiHello,
     ApiToSupervisor,
     EnginePhase,
     EngineStatus,
+    RequestsAborted,
     StateQuery,
     StateReport,
     Stop,
@@ -131,6 +133,18 @@ async def test_an_api_process_introduces_itself_and_connects_when_the_engine_is_
 
             assert isinstance(submit, Submit)
             assert Accepted(request=stream.request, prompt_tokens=1) == await stream.verdict()
+
+
+async def test_an_order_from_another_api_process_ends_the_request_and_is_answered(autojump_clock: MockClock) -> None:
+    async with connected() as ends:
+        await ends.heard()
+        await ends.tell(ready(1))
+        with contextlib.ExitStack() as owner:
+            request = ends.open(owner).request
+            ends.supervisor.send_nowait(api_peer_name(API), AbortByName(query=3, request=request))
+
+            assert [RequestsAborted(query=3, count=1)] == await ends.heard()
+            assert Abort(request=request, reason=AbortReason.ADMINISTRATIVE) == (await ends.taken(1))[-1]
 
 
 async def test_the_next_generation_has_links_of_its_own(autojump_clock: MockClock) -> None:

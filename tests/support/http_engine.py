@@ -17,7 +17,7 @@ from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 
 FIRST_REQUEST = 0x1234_0000_0000
 READY = EngineStatus(
@@ -71,6 +71,7 @@ class FakeStream:
     _verdict: Accepted | Rejected | Exception | None = attrs.field(init=False, default=None)
     _events: deque[StreamEvent | Exception] = attrs.field(init=False, factory=deque)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def accept(self, prompt_tokens: int = 3) -> None:
@@ -80,10 +81,10 @@ class FakeStream:
         self.is_over = True
         self._decide(Rejected(request=self.request, reason=reason, message=message, param=param))
 
-    def lose(self) -> None:
+    def lose(self, why: type[EngineLost] = EngineLost) -> None:
         """The engine dies."""
-        self._verdict = self._verdict or EngineLost()
-        self.emit_error(EngineLost())
+        self._verdict = self._verdict or why()
+        self.emit_error(why())
 
     def emit(self, *events: StreamEvent) -> None:
         self._events.extend(events)
@@ -116,6 +117,9 @@ class FakeStream:
             self.is_over = isinstance(event, RequestEnded)
         return tuple(taken)
 
+    def join(self, first: RequestId) -> None:
+        self.body = first
+
     def close(self, reason: AbortReason) -> None:
         self.closes += 1
         self.closed.set()
@@ -123,7 +127,7 @@ class FakeStream:
             self.is_over = True
             self.aborts.append(reason)
             # As the engine client does it: whoever waits for a request that was left is woken, and told that nothing comes.
-            self.lose()
+            self.lose(RequestAborted if reason is AbortReason.ADMINISTRATIVE else EngineLost)
 
     def _decide(self, verdict: Accepted | Rejected) -> None:
         self._verdict = verdict
@@ -146,6 +150,7 @@ class FakeEngine:
     full: bool = False
     reported: EngineState | EngineLost = attrs.field(factory=lambda: EngineState(query=1, reports=(), silent=()))
     streams: list[FakeStream] = attrs.field(init=False, factory=list)
+    is_abort_unanswered: bool = False
     flushes: int = attrs.field(init=False, default=0)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
 
@@ -170,6 +175,15 @@ class FakeEngine:
         self._opened.set()
         self._opened = trio.Event()
         return stream
+
+    async def abort(self, request: RequestId | None) -> int:
+        await trio.lowlevel.checkpoint()
+        if self.is_abort_unanswered:
+            raise EngineLost
+        named = [stream for stream in self.streams if not stream.is_over and request in (None, stream.body)]
+        for stream in named:
+            stream.close(AbortReason.ADMINISTRATIVE)
+        return len(named)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         await trio.lowlevel.checkpoint()

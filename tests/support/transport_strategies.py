@@ -252,6 +252,8 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     supervision.Stop: st.builds(supervision.Stop),
     supervision.StateQuery: st.builds(supervision.StateQuery, query=ids),
     supervision.StateReport: state_reports,
+    supervision.AbortByName: st.builds(supervision.AbortByName, query=ids, request=st.one_of(st.none(), ids)),
+    supervision.RequestsAborted: st.builds(supervision.RequestsAborted, query=ids, count=counts),
     supervision.EngineState: st.builds(
         supervision.EngineState,
         query=ids,

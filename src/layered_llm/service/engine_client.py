@@ -15,14 +15,16 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
+from layered_llm.domain.ids import ApiId, RequestId, TextId, api_of, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit, TextEmitted, TextToApi
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiToSupervisor,
     EnginePhase,
     EngineState,
     EngineStatus,
+    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -33,6 +35,7 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
+from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 
 SLOTS_OF_A_REQUEST: Final = 2
@@ -122,17 +125,33 @@ class EngineClient:
         """The reports of all processes that answer in time; the scheduler's after it flushed its prefix cache, if asked."""
         if self._supervisor is None:
             return EngineState(query=0, reports=(self.report(0),), silent=(Role.SUPERVISOR.value,))
-        query, self._next_query = self._next_query, self._next_query + 1
-        answer = self._answers[query] = _Answer()
-        try:
-            self._supervisor.emit(StateQuery(query=query, flush_cache=flush_cache))
-            with trio.move_on_after(2 * STATE_TIMEOUT_S):
-                await answer.came.wait()
-        finally:
-            del self._answers[query]
-        if answer.state is None:
-            return EngineState(query=query, reports=(self.report(query),), silent=(Role.SUPERVISOR.value,))
-        return answer.state
+        question = StateQuery(query=self._new_query(), flush_cache=flush_cache)
+        answer = await self._ask(self._supervisor, question)
+        if not isinstance(answer, EngineState):
+            own = self.report(question.query)
+            return EngineState(query=question.query, reports=(own,), silent=(Role.SUPERVISOR.value,))
+        return answer
+
+    async def abort(self, request: RequestId | None) -> int:
+        """Ends the body that `request` names, whichever API process has it, or all; returns how many requests were open.
+
+        Raises EngineLost when another API process may have it and does not answer.
+        """
+        count = self.abort_here(request)
+        is_ours = request is not None and api_of(request) == self._api
+        if is_ours or self._supervisor is None:  # without a supervisor no API process has anything open
+            return count
+        answer = await self._ask(self._supervisor, AbortByName(query=self._new_query(), request=request))
+        if not isinstance(answer, RequestsAborted):
+            raise EngineLost("the process that may have the request does not answer")
+        return count + answer.count
+
+    def abort_here(self, request: RequestId | None) -> int:
+        """The same for what this process has open."""
+        named = [stream for stream in self._streams.values() if request is None or stream.body == request]
+        for stream in named:
+            self.close(stream, AbortReason.ADMINISTRATIVE)
+        return len(named)
 
     def report(self, query: int) -> StateReport:
         """This process's own report."""
@@ -163,11 +182,11 @@ class EngineClient:
         changed, self._status_changed = self._status_changed, trio.Event()
         changed.set()
 
-    def on_state(self, state: EngineState) -> None:
-        """The supervisor's answer to a query; one that nobody waits for any more is dropped."""
-        answer = self._answers.get(state.query)
+    def on_answer(self, said: EngineState | RequestsAborted) -> None:
+        """The supervisor's answer to a question; one that nobody waits for any more is dropped."""
+        answer = self._answers.get(said.query)
         if answer is not None:
-            answer.state = state
+            answer.said = said
             answer.came.set()
 
     def on_text(self, message: TextToApi) -> None:
@@ -180,6 +199,23 @@ class EngineClient:
             self._streams[record.request].wake()
         elif record is not None:
             self._leave(self._streams[record.request], None)
+
+    def _new_query(self) -> int:
+        query, self._next_query = self._next_query, self._next_query + 1
+        return query
+
+    async def _ask(
+        self, supervisor: Outbox[ApiToSupervisor], question: StateQuery | AbortByName
+    ) -> EngineState | RequestsAborted | None:
+        """The answer, None when there is none in time."""
+        answer = self._answers[question.query] = _Answer()
+        try:
+            supervisor.emit(question)
+            with trio.move_on_after(2 * STATE_TIMEOUT_S):
+                await answer.came.wait()
+        finally:
+            del self._answers[question.query]
+        return answer.said
 
     def _wake(self, records: Iterable[RequestRecord]) -> None:
         for record in records:
@@ -204,4 +240,4 @@ class EngineClient:
 @attrs.define(eq=False)
 class _Answer:
     came: trio.Event = attrs.field(factory=trio.Event)
-    state: EngineState | None = None
+    said: EngineState | RequestsAborted | None = None

@@ -13,12 +13,14 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.messages.api_text import ApiToText, TextToApi
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiGoodbye,
     ApiHello,
     ApiToSupervisor,
     EnginePhase,
     EngineState,
     EngineStatus,
+    RequestsAborted,
     StateQuery,
     Stop,
     SupervisorToApi,
@@ -101,8 +103,11 @@ class EngineConnection:
                         self._follow(order, nursery)
                     case StateQuery(query=query):
                         self._to_supervisor.emit(self._client.report(query))
-                    case EngineState():
-                        self._client.on_state(order)
+                    case AbortByName(query=query, request=request):
+                        count = self._client.abort_here(request)
+                        self._to_supervisor.emit(RequestsAborted(query=query, count=count))
+                    case EngineState() | RequestsAborted():
+                        self._client.on_answer(order)
                     case Stop():
                         self.release()
                     case _:

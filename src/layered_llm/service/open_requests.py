@@ -44,6 +44,8 @@ class RequestRecord:
     """Choices without a finish reason yet."""
     phase: Phase = Phase.SUBMITTED
     verdict: Accepted | Rejected | None = None
+    closed_as: AbortReason | None = None
+    """Why, when its phase is CLOSED."""
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
     """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
     _end: RequestEnded | None = None
@@ -130,7 +132,7 @@ class OpenRequests:
         if record is None:
             return None
         self._finish_rest(record, FinishReason.ABORT)
-        record.phase = Phase.CLOSED
+        record.phase, record.closed_as = Phase.CLOSED, reason
         self._aborts[reason] += 1
         return Abort(request=request, reason=reason)
 

@@ -15,7 +15,7 @@ from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.stream import StreamEvent
 from layered_llm.service.open_requests import Phase, RequestRecord
-from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 
 if TYPE_CHECKING:
     from layered_llm.service.engine_client import TextConnection
@@ -29,6 +29,12 @@ class RequestStream:
     connection: "TextConnection"
     _close: Callable[["RequestStream", AbortReason], None]
     _news: trio.Event = attrs.field(factory=trio.Event)
+    body: RequestId = attrs.field(init=False)
+    """The first request of the body that this one belongs to: itself, unless it joined another."""
+
+    @body.default
+    def _own_body(self) -> RequestId:
+        return self._record.request
 
     @property
     def request(self) -> RequestId:
@@ -59,6 +65,10 @@ class RequestStream:
             await self._next_news()
         return self._record.take_events()
 
+    def join(self, first: RequestId) -> None:
+        """Who ends `first` by its id ends this request too."""
+        self.body = first
+
     def close(self, reason: AbortReason) -> None:
         """Leaves the request; harmless when it is over."""
         self._close(self, reason)
@@ -71,6 +81,8 @@ class RequestStream:
         match self._record.phase:
             case Phase.LOST:
                 raise EngineLost("the engine process that had the request is gone")
+            case Phase.CLOSED if self._record.closed_as is AbortReason.ADMINISTRATIVE:
+                raise RequestAborted("the request was ended by its id")
             case Phase.CLOSED:
                 raise EngineLost("the request was closed")
             case Phase.ENDED | Phase.REJECTED:

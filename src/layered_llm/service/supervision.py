@@ -12,9 +12,10 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import ApiId
+from layered_llm.domain.ids import ApiId, api_of
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiDied,
     ApiHello,
     EnginePhase,
@@ -22,6 +23,7 @@ from layered_llm.domain.messages.supervision import (
     EngineState,
     EngineStatus,
     ProcessReady,
+    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -29,6 +31,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
     SupervisorToEngine,
 )
+from layered_llm.service.abort_routing import AbortRouting
 
 STATE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
@@ -72,6 +75,7 @@ class Supervision:
     _any_api_came: bool = False
     _queries: dict[int, _Query] = attrs.field(factory=dict)
     _next_query: int = 1
+    _aborts: AbortRouting = attrs.field(factory=AbortRouting)
     _restarts_s: list[float] = attrs.field(factory=list)
 
     @property
@@ -172,8 +176,19 @@ class Supervision:
         query.reports.append(report)
         return self._no_longer_missing([report.query], peer)
 
+    def abort_requests(self, asker: str, order: AbortByName, now_s: float) -> tuple[Outgoing, ...]:
+        """Passes the order on to the API process that issued the request, or to all; the asker has seen to its own."""
+        others = self._apis.keys() - {asker}
+        asked = others if order.request is None else others & {api_peer_name(api_of(order.request))}
+        return self._aborts.route(asker, order, asked, now_s + STATE_TIMEOUT_S)
+
+    def requests_aborted(self, peer: str, answer: RequestsAborted) -> tuple[Outgoing, ...]:
+        """One API process obeyed."""
+        return self._aborts.answer(peer, answer)
+
     def expire_queries(self, now_s: float) -> tuple[Outgoing, ...]:
         """Answers the queries whose time is over with what came."""
+        self._aborts.expire(now_s)
         late = [number for number, query in self._queries.items() if query.expires_s <= now_s]
         return tuple(outgoing for number in late for outgoing in self._answer(number))
 
@@ -201,7 +216,7 @@ class Supervision:
     def _forget_api(self, peer: str) -> tuple[Outgoing, ...]:
         self._apis.pop(peer, None)
         self._queries = {number: query for number, query in self._queries.items() if query.asker != peer}
-        return self._no_longer_missing(list(self._queries), peer)
+        return (*self._aborts.forget(peer), *self._no_longer_missing(list(self._queries), peer))
 
     def _forget_engine(self) -> tuple[Outgoing, ...]:
         """The dead give no report; who asked for it hears so at once, since `silent` names those that are still missing."""

@@ -22,6 +22,7 @@ import trio
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiGoodbye,
     ApiHello,
     ApiToSupervisor,
@@ -29,6 +30,7 @@ from layered_llm.domain.messages.supervision import (
     EngineToSupervisor,
     Heartbeat,
     ProcessReady,
+    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -108,22 +110,29 @@ class Supervisor:
     async def _serve_apis(self, watches: trio.Nursery) -> None:
         while True:
             for peer, message in await self._apis.receive():
-                match message:
-                    case ApiHello():
-                        watches.start_soon(self._watch_api, message)
-                        self._send(self._supervision.api_hello(message))
-                    case ApiGoodbye(api=api):
-                        self._send(self._supervision.api_goodbye(api))
-                        if self._supervision.is_abandoned:
-                            self._stop.set()
-                    case StateQuery():
-                        self._send(self._supervision.query_state(peer, message, trio.current_time()))
-                    case StateReport():
-                        self._send(self._supervision.report(message))
-                    case Garbled(reason=reason):
-                        logger.error("%s sent what is no message: %s", peer, reason)
-                    case _:
-                        assert_never(message)
+                self._obey(peer, message, watches)
+
+    def _obey(self, peer: str, message: ApiToSupervisor | Garbled, watches: trio.Nursery) -> None:
+        match message:
+            case ApiHello():
+                watches.start_soon(self._watch_api, message)
+                self._send(self._supervision.api_hello(message))
+            case ApiGoodbye(api=api):
+                self._send(self._supervision.api_goodbye(api))
+                if self._supervision.is_abandoned:
+                    self._stop.set()
+            case StateQuery():
+                self._send(self._supervision.query_state(peer, message, trio.current_time()))
+            case StateReport():
+                self._send(self._supervision.report(message))
+            case AbortByName():
+                self._send(self._supervision.abort_requests(peer, message, trio.current_time()))
+            case RequestsAborted():
+                self._send(self._supervision.requests_aborted(peer, message))
+            case Garbled(reason=reason):
+                logger.error("%s sent what is no message: %s", peer, reason)
+            case _:
+                assert_never(message)
 
     async def _watch_api(self, hello: ApiHello) -> None:
         await self._wait_exit(hello.pid)

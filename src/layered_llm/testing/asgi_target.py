@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
@@ -81,6 +82,9 @@ class _Switch:
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
     ) -> EngineStream | Rejected:
         return self._present.open(owner, prompt, params, placement)
+
+    async def abort(self, request: RequestId | None) -> int:
+        return await self._present.abort(request)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self._present.state(flush_cache=flush_cache)

@@ -59,6 +59,9 @@ class ObservedStream:
             self._note(event)
         return events
 
+    def join(self, first: RequestId) -> None:
+        self.stream.join(first)
+
     def close(self, reason: AbortReason) -> None:
         self.stream.close(reason)
 
@@ -114,6 +117,9 @@ class ObservedEngine:
         observed = ObservedStream((prompt, params), stream, self.broken)
         self.streams.append(observed)
         return observed
+
+    async def abort(self, request: RequestId | None) -> int:
+        return await self.client.abort(request)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self.client.state(flush_cache=flush_cache)

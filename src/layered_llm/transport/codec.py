@@ -84,6 +84,8 @@ API_TO_SUPERVISOR: Final = TagTable[supervision.ApiToSupervisor](
         b"G": supervision.ApiGoodbye,
         b"Q": supervision.StateQuery,
         b"R": supervision.StateReport,
+        b"N": supervision.AbortByName,
+        b"D": supervision.RequestsAborted,
     }
 )
 SUPERVISOR_TO_API: Final = TagTable[supervision.SupervisorToApi](
@@ -91,6 +93,8 @@ SUPERVISOR_TO_API: Final = TagTable[supervision.SupervisorToApi](
         b"s": supervision.EngineStatus,
         b"q": supervision.StateQuery,
         b"e": supervision.EngineState,
+        b"n": supervision.AbortByName,
+        b"d": supervision.RequestsAborted,
         b"x": supervision.Stop,
     }
 )

@@ -10,7 +10,7 @@ import enum
 
 import attrs
 
-from layered_llm.domain.ids import ApiId
+from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.limits import EngineLimits
 
 
@@ -143,7 +143,29 @@ class EngineState:
     """Names of processes that did not answer in time."""
 
 
-ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport
-SupervisorToApi = EngineStatus | StateQuery | EngineState | Stop
+@attrs.frozen(kw_only=True)
+class AbortByName:
+    """Ends a request of any API process, or all.
+
+    Sent to the supervisor by the API process that was asked, and passed on to those that may have the request. Each of these
+    ends what it has open, as if its own client had left, and answers with RequestsAborted.
+    """
+
+    query: int
+    request: RequestId | None
+    """None for all."""
+
+
+@attrs.frozen(kw_only=True)
+class RequestsAborted:
+    """The answer to AbortByName, on each of its two links; an ended or unknown request is no fault, and counts nothing."""
+
+    query: int
+    count: int
+    """How many requests were open, and are not any more."""
+
+
+ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport | AbortByName | RequestsAborted
+SupervisorToApi = EngineStatus | StateQuery | EngineState | AbortByName | RequestsAborted | Stop
 EngineToSupervisor = ProcessReady | Heartbeat | StateReport
 SupervisorToEngine = EngineSized | ApiDied | StateQuery | Stop

@@ -21,6 +21,7 @@ RATE_LIMIT: Final = "rate_limit_error"
 SERVER_ERROR: Final = "server_error"
 UNAVAILABLE: Final = "unavailable_error"
 TIMEOUT: Final = "timeout"
+ABORTED: Final = "aborted"
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +97,28 @@ def request_failed(message: str) -> ApiError:
 def timed_out(message: str, code: str) -> ApiError:
     """The engine was too slow for a limit of this server; a repetition would only add to its load."""
     return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)
+
+
+def aborted() -> ApiError:
+    """Somebody ended the request by its id; it is not for the client's library to start it again."""
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, type=ABORTED, message="The request was aborted by its id.", code="aborted"
+    )
+
+
+def request_not_open() -> ApiError:
+    message = "No request with this id is open: it has ended, or there was none."
+    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, param="rid", code="request_not_found")
+
+
+def abort_unanswered(retry_after_s: int) -> ApiError:
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=UNAVAILABLE,
+        message="A process that may have the request does not answer.",
+        code="abort_unanswered",
+        retry_after_s=retry_after_s,
+    )
 
 
 def internal_error() -> ApiError:

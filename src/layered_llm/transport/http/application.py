@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from layered_llm.transport.http import api_error
+from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
@@ -82,6 +83,7 @@ def _add_routes(app: QuartTrio, context: HttpContext) -> None:
     app.add_url_rule("/ready", "ready", partial(health, context))
     app.add_url_rule("/metrics", "metrics", partial(metrics, context))
     app.add_url_rule("/flush_cache", "flush_cache", partial(flush_cache, context), methods=["GET", "POST"])
+    app.add_url_rule("/abort_request", "abort_request", partial(abort_request, context), methods=["POST"])
     app.add_url_rule("/debug/state", "debug_state", partial(debug, context))
 
 

@@ -14,7 +14,7 @@ from layered_llm.domain.placement import Placement
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.settings import HttpSettings
 
@@ -66,6 +66,10 @@ class HttpContext:
 
     def engine_lost(self) -> ApiError:
         return api_error.engine_lost(self.engine.status(), self.settings.retry_after_s)
+
+    def lost(self, why: EngineLost) -> ApiError:
+        """Why nothing more comes of a request."""
+        return api_error.aborted() if isinstance(why, RequestAborted) else self.engine_lost()
 
     def shutting_down(self) -> ApiError:
         return api_error.shutting_down(self.settings.retry_after_s)

@@ -33,12 +33,19 @@ class EngineStream(Protocol):
         RequestEnded; calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
         """
 
+    def join(self, first: RequestId) -> None:
+        """Makes the request a part of the body whose first one is `first`: `Engine.abort` of that ends this one too."""
+
     def close(self, reason: AbortReason) -> None:
         """Leaves the request: emits one Abort unless it has ended or was rejected. Synchronous, and harmless when repeated."""
 
 
 class EngineLost(Exception):  # noqa: N818 - states what happened
     """The engine, or the part of it that had the request, is gone; nothing more comes of it."""
+
+
+class RequestAborted(EngineLost):
+    """The engine goes on; the request was ended by its id (`Engine.abort`)."""
 
 
 class Engine(Protocol):
@@ -55,6 +62,12 @@ class Engine(Protocol):
         Synchronous, so that no cancellation can come between submit and ownership. Rejected (QUEUE_FULL) at once when this
         process holds too many open requests. Call it only while the phase is READY. `owner` may be closed, and then exited,
         more than once; it closes the stream as CLIENT_GONE.
+        """
+
+    async def abort(self, request: RequestId | None) -> int:
+        """Ends the body whose first request is `request`, whichever process has it, or all; returns how many were open.
+
+        Their readers hear RequestAborted. Raises EngineLost when it cannot be known whether the request is open.
         """
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

@@ -75,6 +75,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
+        stream.join(streams[0].request)
     return tuple(streams)
 
 
@@ -96,8 +97,8 @@ async def _await_queued(context: HttpContext, patience: Patience, streams: Strea
                     return api_error.rejection(verdict, context.settings.retry_after_s)
                 case _ as unreachable:
                     assert_never(unreachable)
-    except EngineLost:
-        return context.engine_lost()
+    except EngineLost as why:
+        return context.lost(why)
     return prompt_tokens
 
 
@@ -138,8 +139,8 @@ async def _whole(context: HttpContext, patience: Patience, plan: AnswerPlan, str
                     return error_reply(context.shutting_down())
                 case batch:
                     answer.add(batch)
-    except EngineLost:
-        return error_reply(context.engine_lost())
+    except EngineLost as why:
+        return error_reply(context.lost(why))
     result = answer.result()
     if isinstance(result, ApiError):
         return error_reply(result)
@@ -177,8 +178,8 @@ class _StreamWriter:
         """What to send next; a failure becomes the stream's last words."""
         try:
             return await self._next_bytes()
-        except EngineLost:
-            return self._fail(self._context.engine_lost())
+        except EngineLost as why:
+            return self._fail(self._context.lost(why))
         except Exception:
             logger.exception("stream ended by an unexpected error")
             return self._fail(api_error.internal_error())
