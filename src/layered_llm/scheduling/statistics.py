@@ -131,16 +131,18 @@ def summarize(
         pages_evicted=pages.evicted,
         finished=tuple(sorted(counters.finished.items())),
         refused=tuple(sorted(counters.refused.items())),
-        maps=(
-            ("requests", open_requests),
-            ("tenants", open_tenants),
-            ("waiting", waiting.choice_count),
-            ("waiting_by_request", waiting.request_count),
-            ("waiting_by_tenant", waiting.tenant_count),
-            ("prefilling", len(running.prefilling)),
-            ("decoding", len(running.decoding)),
-            ("slots_to_retire", running.slots_to_retire),
-            ("slots_with_replaced_pages", running.slots_with_replaced_pages),
-            ("steps_in_flight", steps_in_flight),
-        ),
+        maps=(("requests", open_requests), ("tenants", open_tenants), *_map_sizes(waiting, running, steps_in_flight)),
+    )
+
+
+def _map_sizes(waiting: WaitingQueue, running: RunningChoices, steps_in_flight: int) -> tuple[tuple[str, int], ...]:
+    return (
+        ("waiting", waiting.choice_count),
+        ("waiting_by_request", waiting.request_count),
+        ("waiting_by_tenant", waiting.tenant_count),
+        ("prefilling", len(running.prefilling)),
+        ("decoding", len(running.decoding)),
+        ("slots_to_retire", running.slots_to_retire),
+        ("slots_with_replaced_pages", running.slots_with_replaced_pages),
+        ("steps_in_flight", steps_in_flight),
     )
