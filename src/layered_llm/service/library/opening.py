@@ -50,7 +50,8 @@ async def open_engine(
         processes: whether text workers, scheduler and runtime are processes of their own, as in a server, which come back
             when one dies; else they are tasks and one thread of this program.
         settings: by the names of the server's settings (`num_pages=4096`, `dtype="float32"`, …). What is not given comes from
-            the environment (`LAYERED_LLM_NUM_PAGES`), then from the defaults.
+            the environment (`LAYERED_LLM_NUM_PAGES`), then from the file that `LAYERED_LLM_CONFIG` names, then from the
+            defaults.
 
     Leaving the block, in whatever way, aborts what is open, and leaves no thread, process or file behind. Several engines in
     one program do not know of each other. Raises SettingsError, and EngineStartFailed with one line that says why.
@@ -68,7 +69,7 @@ async def open_engine(
 
 
 def to_settings(model: str | os.PathLike[str] | None, given: Mapping[str, Any], *, processes: bool) -> Settings:
-    """Keyword arguments over the environment over the defaults. Raises SettingsError."""
+    """Keyword arguments over the environment over its file over the defaults. Raises SettingsError."""
     fields = {field.name: field for field in attrs.fields(Settings)}
     for name, value in given.items():
         _check_name(name, fields, processes=processes)
