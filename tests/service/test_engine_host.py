@@ -96,6 +96,24 @@ async def test_a_supervisor_that_cannot_be_started_leaves_the_lock(home: Path) -
     os.close(lock)
 
 
+async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = (sys.executable, "-c", "import threading; threading.Event().wait()")
+    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: silent)
+    monkeypatch.setattr("layered_llm.service.engine_connection.GOODBYE_S", 0.0)
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host(new_client()).run)
+            while not directory.settings_path.exists():
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    assert not directory.path.exists()
+
+
 def test_a_supervisor_that_crashes_leaves_the_lock_for_the_next_one(home: Path) -> None:
     owner = Owner.of(os.getpid())
     directory = RunDirectory.for_owner(owner, "d" * 100)

@@ -64,6 +64,11 @@ class EngineConnection:
         """Waits for the supervisor's first word."""
         await self._heard.wait()
 
+    @property
+    def was_heard(self) -> bool:
+        """The supervisor has said its first word."""
+        return self._heard.is_set()
+
     def release(self) -> None:
         """The goodbye was taken; nothing is left to wait for."""
         self._released.set()

@@ -130,11 +130,14 @@ class EngineHost:
                         stay.cancel(reason="no supervisor stays alive")
                     elif lock is not None:
                         self._starts_s.append(trio.current_time())
-                        nursery.start_soon(self._run_supervisor, directory, lock)
+                        nursery.start_soon(self._run_supervisor, directory, lock, connection)
                     await trio.sleep(FIRST_WORD_S)
 
-    async def _run_supervisor(self, directory: RunDirectory, lock: int) -> None:
-        """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us."""
+    async def _run_supervisor(self, directory: RunDirectory, lock: int, connection: EngineConnection) -> None:
+        """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us.
+
+        One that never said a word heard no goodbye either, and would keep the engine for as long as the owner lives.
+        """
         command = python_module("layered_llm.service.supervisor", *directory.command_line(lock))
         try:
             directory.settings_path.write_text(self._settings.to_json())
@@ -146,6 +149,10 @@ class EngineHost:
         try:
             await process.wait()
         finally:
+            if not connection.was_heard:
+                process.kill()
+                with trio.move_on_after(HUNG_S, shield=True):
+                    await process.wait()
             process.poll()
 
     async def _die_with_owner(self) -> None:
