@@ -34,7 +34,8 @@ from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import MessageLink
 
 LAST_ABORTS_S: Final = 1.0
-GOODBYE_S: Final = 4.0
+GOODBYE_S: Final = 6.0
+"""Above what the supervisor takes in the worst case to end children that do not listen (`STOP_S`, `children._end`)."""
 
 _LEFT: Final = EngineStatus(phase=EnginePhase.STOPPING, generation=0, supervisor_pid=0, detail="the server is stopping")
 _LOST: Final = EngineStatus(

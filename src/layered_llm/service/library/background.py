@@ -73,7 +73,7 @@ class EngineThread:
     def __init__(self, open_engine: OpenEngine) -> None:
         """Returns when the engine is ready. What opening it raises is raised here, with nothing left behind."""
         self._open_engine = open_engine
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
         self._jobs: set[_Job[Any]] = set()
         self._stop: Callable[[], object] | None = None
         self._is_stop_asked = False
