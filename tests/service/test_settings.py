@@ -93,3 +93,9 @@ def test_threads_of_engine_processes_sleep_while_they_wait_unless_told_otherwise
     if own is not None:
         monkeypatch.setenv("OMP_WAIT_POLICY", own)
     assert expected == child_environment()["OMP_WAIT_POLICY"]
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    settings = load(None, {"LAYERED_LLM_MODEL": "", "LAYERED_LLM_PORT": ""})
+
+    assert (None, 8000) == (settings.model, settings.port)

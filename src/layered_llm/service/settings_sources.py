@@ -53,7 +53,7 @@ def add_flags(
 
 
 def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Values by field name, from the variables with our prefix. Raises SettingsError."""
+    """Values by field name, from the variables with our prefix; an empty one counts as unset. Raises SettingsError."""
     by_variable = {variable(field.name): field for field in fields}
     values: dict[str, Any] = {}
     for name, text in environment.items():
@@ -62,6 +62,8 @@ def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) ->
         if name not in by_variable:
             known = sorted((*by_variable, CONFIG_VARIABLE))
             raise SettingsError(f"{name} is no setting{closest(name, known)}; known are {', '.join(known)}")
+        if not text:
+            continue
         field = by_variable[name]
         values[field.name] = _from_text(field, text, name)
         check(field, values[field.name], name)
