@@ -30,7 +30,7 @@ def _build() -> Api:
     api = build_api(settings)
     worker.install(
         api.options,
-        api.drain.begin,
+        api.begin_drain,
         installed=worker.installed_hypercorn(),
         until_drained=api.drain.wait_drained,
     )

@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import secrets
 import time
+from functools import partial
 from typing import Final
 
 import attrs
+import trio
 
 from layered_llm.domain.ids import API_ID_LIMIT, ApiId
 from layered_llm.domain.sampling import SEED_LIMIT
@@ -19,6 +21,7 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.run_directory import Owner
 from layered_llm.service.settings import Settings
+from layered_llm.service.telling import say, tell_phases
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
@@ -39,6 +42,13 @@ class Api:
     client: EngineClient
     drain: Drain
     options: ServerOptions
+    drain_timeout_s: float
+
+    def begin_drain(self) -> None:
+        """No new requests from now on; open ones get their time."""
+        if not self.drain.is_active:
+            say(f"stopping; open responses have {self.drain_timeout_s:g} s to end by themselves")
+        self.drain.begin()
 
 
 def build_api(settings: Settings) -> Api:
@@ -60,11 +70,19 @@ def build_api(settings: Settings) -> Api:
     )
     host = EngineHost(client, settings, server_owner())
     return Api(
-        application=LifespanApplication(app=http, run_engine=host.run, stop_warning_s=LEAVE_S),
+        application=LifespanApplication(app=http, run_engine=partial(_run_engine, host, client, drain), stop_warning_s=LEAVE_S),
         client=client,
         drain=drain,
+        drain_timeout_s=settings.drain_timeout_s,
         options=attrs.evolve(STANDARD_OPTIONS, graceful_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S),
     )
+
+
+async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_phases, client, drain)
+        await host.run()
+        nursery.cancel_scope.cancel(reason="the engine is over")
 
 
 def draw_seed() -> int:

@@ -66,7 +66,9 @@ class EngineClient:
         self._supervisor: Outbox[ApiToSupervisor] | None = None
         self._next_query = 1
         self._answers: dict[int, _Answer] = {}
-        self._status = EngineStatus(phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="starting")
+        self._status = EngineStatus(
+            phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the supervisor"
+        )
         self._status_changed = trio.Event()
 
     @property

@@ -3,7 +3,6 @@
 Must not know: endpoints, the engine's processes.
 """
 
-import contextlib
 import logging
 import socket
 import sys
@@ -18,6 +17,7 @@ from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.service.api import Api, build_api
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.settings import Settings
+from layered_llm.service.telling import say
 from layered_llm.transport.http import serving
 from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
 
@@ -49,16 +49,13 @@ async def _serve(api: Api, sockets: Sequence[socket.socket]) -> int:
         serving.serve,
         sockets=sockets,
         options=api.options,
-        on_shutdown_requested=api.drain.begin,
+        on_shutdown_requested=api.begin_drain,
         shutdown_trigger=partial(_until_over, api, outcome, sockets),
         until_drained=api.drain.wait_drained,
     )
-    async with trio.open_nursery() as telling:
-        async with trio.open_nursery() as nursery:
-            urls = await nursery.start(serve, api.application)
-            _say(f"listening on {', '.join(urls)}")
-            telling.start_soon(_tell_phases, api)
-        telling.cancel_scope.cancel(reason="the server is over")
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(serve, api.application)
+        say(f"listening on {', '.join(urls)}")
     return EXIT_FAILED if outcome.engine_failed else EXIT_OK
 
 
@@ -82,21 +79,3 @@ async def _cancel_when_failed(api: Api, outcome: _Outcome, waiting: trio.CancelS
         await api.client.status_change()
     outcome.engine_failed = True
     waiting.cancel(reason="the engine failed")
-
-
-async def _tell_phases(api: Api) -> None:
-    """One line for each change that matters to whoever watches the terminal."""
-    told = ""
-    while not api.drain.is_active:
-        status = api.client.status()
-        line = "ready" if status.phase is EnginePhase.READY else f"{status.phase}: {status.detail}"
-        if line != told:
-            _say(line)
-            told = line
-        await api.client.status_change()
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the server
-        sys.stderr.write(f"layered_llm: {line}\n")
-        sys.stderr.flush()

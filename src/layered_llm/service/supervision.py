@@ -62,7 +62,7 @@ class Supervision:
     _max_restarts: int = MAX_RESTARTS
     """Within RESTART_WINDOW_S."""
     _phase: EnginePhase = EnginePhase.STARTING
-    _detail: str = "starting"
+    _detail: str = "looking for the model"
     _generation: int = 0
     _text_addresses: tuple[str, ...] = ()
     _limits: EngineLimits | None = None

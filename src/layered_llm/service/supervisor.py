@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -143,7 +142,6 @@ class Supervisor:
         try:
             checkpoint = await self._find_checkpoint()
         except CheckpointError as error:
-            sys.stderr.write(f"{error}\n")
             self._send(self._supervision.start_failed(str(error)))
             self._engine_is_over.set()
             return

@@ -1,0 +1,30 @@
+"""What whoever watches a server's terminal is told: where it listens, where its engine stands, that it stops.
+
+Must not know: what the phases mean.
+"""
+
+import contextlib
+import sys
+
+from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.transport.http.drain import Drain
+
+
+def say(line: str) -> None:
+    """One line on standard error."""
+    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the server
+        sys.stderr.write(f"layered_llm: {line}\n")
+        sys.stderr.flush()
+
+
+async def tell_phases(client: EngineClient, drain: Drain) -> None:
+    """One line for each change of the engine's status, until the server drains."""
+    told = ""
+    while not drain.is_active:
+        status = client.status()
+        line = "ready" if status.phase is EnginePhase.READY else f"{status.phase}: {status.detail}"
+        if line != told:
+            say(line)
+            told = line
+        await client.status_change()
