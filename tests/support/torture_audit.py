@@ -10,6 +10,8 @@ import attrs
 from support.eventually import eventually
 from support.server import Server
 
+MOST_STEPS_TO_REST: Final = 700
+"""Of the engine, when all clients have gone: many times what it takes to notice, far less than an answer that nobody aborts."""
 _GAUGES: Final = ("requests_running", "requests_waiting", "kv_pages_used", "open_requests")
 
 
@@ -23,6 +25,7 @@ class Books:
     late: float
     preempted: float
     evicted: float
+    steps: float
 
     @property
     def is_balanced(self) -> bool:
@@ -38,6 +41,7 @@ def read_books(server: Server) -> Books:
         late=total(samples, "aborts_late_total"),
         preempted=total(samples, "preemptions_total"),
         evicted=total(samples, "kv_pages_evicted_total"),
+        steps=total(samples, "steps_total"),
     )
 
 
@@ -56,6 +60,7 @@ def check_rest(server: Server) -> Books:
         return is_quiescent and seen[-1].is_balanced and seen[-2:-1] == seen[-1:]
 
     eventually(look)
+    assert seen[-1].steps - seen[0].steps < MOST_STEPS_TO_REST, "somebody's request went on when all had gone"
     samples = server.metrics()
     assert dict.fromkeys(_GAUGES, 0) == {name: total(samples, name) for name in _GAUGES}
     assert [] == server.state()["violations"]

@@ -10,6 +10,8 @@ import attrs
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+LEAVING_TOKENS: Final = 1600
+"""So many that no answer of a client that leaves ends by itself: an abort that is lost shows by what is computed afterwards."""
 H2_SHARE: Final = 0.25
 _PROMPTS: Final = (
     "x",
@@ -18,8 +20,9 @@ _PROMPTS: Final = (
     "a shared beginning, and more",
     "a shared beginning, and something else " * 2,
 )
-_MOST_RESPONSE_BYTES: Final = 40_000
-_LONGEST_PATIENCE_S: Final = 0.5
+_RESPONSE_BYTES_EXPONENTS: Final = (0.0, 5.5)
+_MEAN_PATIENCE_S: Final = 0.4
+_LONGEST_PATIENCE_S: Final = 3.0
 
 
 class Leaving(enum.Enum):
@@ -81,7 +84,7 @@ class Visit:
 
 
 def draw_asked(random: Random, *, fewest_tokens: int, most_tokens: int) -> Asked:
-    text = random.choice(_PROMPTS) + str(random.randrange(8))
+    text = random.choice(_PROMPTS) * random.randint(1, 5) + str(random.randrange(8))
     path = random.choice((CHAT, COMPLETIONS))
     prompt: dict[str, Any] = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
     limits = {"max_tokens": random.randint(fewest_tokens, most_tokens), "n": random.choice((1, 1, 3))}
@@ -89,7 +92,7 @@ def draw_asked(random: Random, *, fewest_tokens: int, most_tokens: int) -> Asked
 
 
 def draw_visit(random: Random) -> Visit:
-    asked = draw_asked(random, fewest_tokens=50, most_tokens=300)
+    asked = draw_asked(random, fewest_tokens=LEAVING_TOKENS, most_tokens=LEAVING_TOKENS)
     is_h2 = random.random() < H2_SHARE
     leaving = random.choice([way for way in Leaving if way.is_h2 == is_h2])
     stage = Stage.RESPONSE if is_h2 else random.choices(tuple(Stage), (3, 6, 1))[0]
@@ -100,6 +103,6 @@ def draw_visit(random: Random) -> Visit:
         stage=stage,
         sent_bytes=random.randrange(len(asked.h1_message + extra) + 1),
         extra=extra,
-        response_bytes=random.randrange(_MOST_RESPONSE_BYTES),
-        patience_s=random.random() * _LONGEST_PATIENCE_S,
+        response_bytes=int(10 ** random.uniform(*_RESPONSE_BYTES_EXPONENTS)),
+        patience_s=min(random.expovariate(1 / _MEAN_PATIENCE_S), _LONGEST_PATIENCE_S),
     )

@@ -23,10 +23,12 @@ from support.torture_clients import Answer, complete, leave_h1, leave_h2
 from support.torture_visits import COMPLETIONS, Asked, Visit, draw_asked, draw_visit
 
 BATCH: Final = 100
-AT_ONCE: Final = 16
+AT_ONCE: Final = 40
 STAYING_SHARE: Final = 0.1
 """Requests that are waited for, beside each disconnect."""
 KINDS_OF_STAYING: Final = 12
+PAGES: Final = 125
+PAGE_TOKENS: Final = 16
 MEMORY_JUDGED_FROM: Final = 2000
 MOST_GROWTH: Final = 0.01
 GREEDY: Final = Asked(
@@ -106,9 +108,11 @@ class Torture:
 
 @contextmanager
 def tortured_server(directory: Path) -> Iterator[Server]:
-    model = write_byte_checkpoint(directory, context_tokens=512)
-    narrow = {"num_pages": 34, "max_running_requests": 12, "chunked_prefill_size": 32, "num_tokenizers": 2}
-    with python_server(scripted(model, scripted_output="hash", scripted_step_ms=1, **narrow)) as server:
+    """With pages for one long answer, which many that begin have to share."""
+    model = write_byte_checkpoint(directory, context_tokens=PAGES * PAGE_TOKENS)
+    pool = {"num_pages": PAGES, "page_size": PAGE_TOKENS}
+    narrow = {"max_running_requests": 64, "chunked_prefill_size": 128, "num_tokenizers": 2}
+    with python_server(scripted(model, scripted_output="hash", scripted_step_ms=2, **pool, **narrow)) as server:
         yield server
 
 
