@@ -21,7 +21,8 @@ from layered_llm.service.settings_fields import SettingsError, check, flag
 from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
-    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag", "load",
+    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag",
+    "let_threads_sleep", "load",
     "wants_colours",
 ]  # fmt: skip
 
@@ -30,6 +31,10 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
 SCRIPTS: Final = ("echo", "hash")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_SLEEPING_THREADS: Final[Mapping[str, str]] = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
+"""By default torch's threads spin while they wait for each other, which they do hundreds of times in a step. Where a core is
+taken by anybody else, the other engine processes included, each wait costs a time slice: on two busy cores one stream got
+0.6 tokens/s, and 10 to 17 with threads that sleep. On cores of one's own spinning is a quarter faster."""
 _NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -220,10 +225,13 @@ def wants_colours() -> bool:
 def child_environment() -> dict[str, str]:
     """The environment for engine processes: this one's, less the settings, which travel in a file."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(sources.ENVIRONMENT_PREFIX)}
-    # By default torch's threads spin while they wait for each other, which they do hundreds of times in a step. Where a core is
-    # taken by anybody else, the other engine processes included, each wait costs a time slice: on two busy cores one stream got
-    # 0.6 tokens/s, and 10 to 17 with threads that sleep.
-    return {"OMP_WAIT_POLICY": "PASSIVE", **inherited}
+    return {**_SLEEPING_THREADS, **inherited}
+
+
+def let_threads_sleep() -> None:
+    """The same for this process, before it imports torch: for programs of ours that hold an engine themselves."""
+    for name, value in _SLEEPING_THREADS.items():
+        os.environ.setdefault(name, value)
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from layered_llm.service.chat.session import Conversation
 from layered_llm.service.chat.shell import EXIT_FAILED, EXIT_INTERRUPTED, Shell
 from layered_llm.service.chat.terminal import Front, Interrupts, line_editing, open_front
 from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.settings import chat_history, wants_colours
+from layered_llm.service.settings import chat_history, let_threads_sleep, wants_colours
 
 _STDOUT: Final = 1
 
 
 def run_chat(request: ChatRequest) -> int:
     """Chats until the user leaves; returns the exit code."""
+    let_threads_sleep()
     set_up_logging(Role.API, request.settings)
     front = open_front(has_colours=wants_colours())
     try:
