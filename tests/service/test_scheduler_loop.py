@@ -76,6 +76,7 @@ class Ends:
     supervisor: MemoryPeerLink[SupervisorToEngine, EngineToSupervisor]
     loop: trio.Nursery
     _heard: list[EngineToSupervisor] = attrs.field(factory=list)
+    _steps: list[ExecuteStep] = attrs.field(factory=list)
 
     async def reported(self) -> EngineToSupervisor:
         """The next word to the supervisor that is no heartbeat."""
@@ -92,8 +93,10 @@ class Ends:
         return words
 
     async def step(self) -> ExecuteStep:
-        (step,) = await self.runtime.receive()
-        return step
+        """The next step; with two in flight the one behind it may come at the same time."""
+        while not self._steps:
+            self._steps.extend(await self.runtime.receive())
+        return self._steps.pop(0)
 
     async def complete(self, step: ExecuteStep, *token_ids: int, open_slots: int = 1) -> None:
         await self.runtime.send(
