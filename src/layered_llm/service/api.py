@@ -14,7 +14,6 @@ from typing import Final
 import attrs
 import trio
 
-from layered_llm.domain.ids import API_ID_LIMIT, ApiId
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.engine_client import EngineClient
@@ -53,12 +52,7 @@ class Api:
 
 def build_api(settings: Settings) -> Api:
     """The parts, wired; nothing is started before the application's lifespan begins."""
-    client = EngineClient(
-        api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
-        pid=os.getpid(),
-        max_open_requests=settings.max_open_requests,
-        draw_seed=draw_seed,
-    )
+    client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     drain = Drain(settings.drain_timeout_s)
     http = build_application(
         engine=client,

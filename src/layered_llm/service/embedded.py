@@ -18,9 +18,7 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import API_ID_LIMIT, ApiId
 from layered_llm.domain.messages.supervision import EnginePhase, Role
-from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.runtime.device import DeviceError
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
@@ -126,11 +124,8 @@ class EmbeddedEngine:
             self._is_over.set()
 
     async def _live(self, task_status: trio.TaskStatus[EngineClient]) -> None:
-        client = EngineClient(
-            api=ApiId(1 + self._randbelow(API_ID_LIMIT - 1)),
-            pid=os.getpid(),
-            max_open_requests=self._settings.max_open_requests,
-            draw_seed=lambda: self._randbelow(SEED_LIMIT),
+        client = EngineClient.drawn(
+            pid=os.getpid(), max_open_requests=self._settings.max_open_requests, randbelow=self._randbelow
         )
         address = engine_addresses(0).supervisor_for_apis
         with (

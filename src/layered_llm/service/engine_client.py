@@ -8,14 +8,15 @@ outbox slot of the abort is reserved with the submit, so that emitting it can ne
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Final
+from functools import partial
+from typing import Final, Self
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import ApiId, RequestId, TextId, api_of, compose_request_id
+from layered_llm.domain.ids import API_ID_LIMIT, ApiId, RequestId, TextId, api_of, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit, TextEmitted, TextToApi
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
@@ -30,7 +31,7 @@ from layered_llm.domain.messages.supervision import (
     StateReport,
 )
 from layered_llm.domain.placement import ANYWHERE, Placement
-from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
 from layered_llm.service.request_stream import RequestStream
@@ -53,6 +54,16 @@ class TextConnection:
 
 class EngineClient:
     """Implements the `Engine` protocol of the HTTP layer, and carries the library's engine."""
+
+    @classmethod
+    def drawn(cls, *, pid: int, max_open_requests: int, randbelow: Callable[[int], int]) -> Self:
+        """A client whose id, and whose seeds for requests that name none, come from `randbelow`."""
+        return cls(
+            api=ApiId(1 + randbelow(API_ID_LIMIT - 1)),
+            pid=pid,
+            max_open_requests=max_open_requests,
+            draw_seed=partial(randbelow, SEED_LIMIT),
+        )
 
     def __init__(self, *, api: ApiId, pid: int, max_open_requests: int, draw_seed: Callable[[], int]) -> None:
         self._api = api

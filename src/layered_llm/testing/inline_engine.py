@@ -16,12 +16,10 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import API_ID_LIMIT, ApiId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.scheduler_runtime import RuntimeReady
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -122,11 +120,10 @@ class InlineEngine:
     async def api_process(self) -> AsyncIterator["ApiProcess"]:
         """One more API process, ready; it leaves in good order unless it was killed."""
         process = ApiProcess(
-            client=EngineClient(
-                api=ApiId(1 + self._random.randrange(API_ID_LIMIT - 1)),
+            client=EngineClient.drawn(
                 pid=self._exits.new_pid(),
                 max_open_requests=self._settings.max_open_requests,
-                draw_seed=lambda: self._random.randrange(SEED_LIMIT),
+                randbelow=self._random.randrange,
             ),
             links=self.links,
             exits=self._exits,

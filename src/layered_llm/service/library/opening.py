@@ -14,8 +14,6 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import API_ID_LIMIT, ApiId
-from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.embedded import open_embedded_client, until_ready, without_group
 from layered_llm.service.engine_client import EngineClient
@@ -111,12 +109,7 @@ def _open_client(settings: Settings, *, processes: bool) -> contextlib.AbstractA
 @contextlib.asynccontextmanager
 async def _open_process_client(settings: Settings) -> AsyncIterator[EngineClient]:
     """As `open_embedded_client`, with this program as the owner of a whole set of processes."""
-    client = EngineClient(
-        api=ApiId(1 + secrets.randbelow(API_ID_LIMIT - 1)),
-        pid=os.getpid(),
-        max_open_requests=settings.max_open_requests,
-        draw_seed=lambda: secrets.randbelow(SEED_LIMIT),
-    )
+    client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     stay = trio.CancelScope()
     with without_group():
         async with trio.open_nursery() as nursery:
