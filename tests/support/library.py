@@ -32,5 +32,13 @@ def aborts_emitted(engine: Engine) -> int:
 def engine_threads() -> list[str]:
     """Threads that only an engine has; those that trio keeps for a while, idle, are not among them."""
     mine = [thread.name for thread in threading.enumerate() if thread.name.startswith(("layered-llm", "zmq"))]
-    system = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    system = [_thread_name(thread) for thread in Path("/proc/self/task").iterdir()]
     return mine + [name for name in system if name.startswith("ZMQ")]
+
+
+def _thread_name(thread: Path) -> str:
+    """The system's name of a thread; empty when it has ended since it was listed, before the file was opened or after."""
+    try:
+        return (thread / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
