@@ -22,12 +22,12 @@ def _is_not_hypercorns(record: logging.LogRecord) -> bool:
 
 
 def _build() -> Api:
+    worker.survive_sigterm_in_spawned_worker()
     try:
         settings = load()
+        api = build_api(settings)
     except SettingsError as error:
         sys.exit(f"layered_llm: {error}")
-    worker.survive_sigterm_in_spawned_worker()
-    api = build_api(settings)
     worker.install(
         api.options,
         api.begin_drain,

@@ -128,6 +128,18 @@ def test_a_tenant_has_a_bounded_number_of_streams() -> None:
     assert [0, 1, 3, 4] == rig.queued
 
 
+def test_all_tenants_together_have_a_bounded_number_of_streams() -> None:
+    rig = Rig(policy=policy(streams=2, all_streams=3))
+    for request, tenant in enumerate(["a", "b", "b", "c"]):
+        rig.admit(admit(request, tokens=1, tenant=tenant))
+
+    assert [0, 1, 2] == rig.queued
+    assert [Refused(request=RequestId(3), reason=RejectReason.SERVER_FULL, limit=3, actual=3)] == rig.refused
+    rig.run()
+    rig.admit(admit(4, tokens=1, tenant="c"))
+    assert [0, 1, 2, 4] == rig.queued
+
+
 def test_choices_of_one_request_are_one_stream() -> None:
     rig = Rig(policy=policy(streams=1))
     rig.admit(admit(0, choices=3))

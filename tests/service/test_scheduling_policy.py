@@ -6,5 +6,11 @@ def test_no_gap_between_tokens_is_bound_by_default() -> None:
     assert scheduling_policy(Settings()).max_token_gap_us is None
 
 
+def test_the_streams_of_a_key_and_of_all_are_bounded_separately() -> None:
+    policy = scheduling_policy(Settings(max_streams=9, max_streams_per_key=2))
+
+    assert (9, 2) == (policy.max_streams, policy.max_streams_per_tenant)
+
+
 def test_the_gap_between_tokens_is_set_in_milliseconds() -> None:
     assert 12_500 == scheduling_policy(Settings(max_token_gap_ms=12.5)).max_token_gap_us

@@ -8,6 +8,7 @@ import attrs
 import trio
 from quart_trio import QuartTrio
 
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.settings import HttpSettings
@@ -30,10 +31,13 @@ COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def application(engine: FakeEngine, *, settings: HttpSettings = SETTINGS, drain: Drain | None = None) -> QuartTrio:
+def application(
+    engine: FakeEngine, *, settings: HttpSettings = SETTINGS, keys: ApiKeys | None = None, drain: Drain | None = None
+) -> QuartTrio:
     return build_application(
         engine=engine,
         settings=settings,
+        keys=keys or ApiKeys(),
         drain=drain or Drain(2.0),
         wall_clock=lambda: CREATED_S + 0.9,
         new_hex_id=lambda: "feed",
@@ -135,5 +139,5 @@ async def post(
     return await Call(app).run("POST", path, data, headers)
 
 
-async def get(app: QuartTrio, path: str) -> Exchange:
-    return await Call(app).run("GET", path)
+async def get(app: QuartTrio, path: str, headers: Mapping[str, str] | None = None) -> Exchange:
+    return await Call(app).run("GET", path, headers=headers)

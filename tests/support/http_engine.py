@@ -176,11 +176,12 @@ class FakeEngine:
         self._opened = trio.Event()
         return stream
 
-    async def abort(self, request: RequestId | None) -> int:
+    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         await trio.lowlevel.checkpoint()
         if self.is_abort_unanswered:
             raise EngineLost
-        named = [stream for stream in self.streams if not stream.is_over and request in (None, stream.body)]
+        own = [stream for stream in self.streams if not stream.is_over and stream.placement.tenant == tenant]
+        named = [stream for stream in own if request in (None, stream.body)]
         for stream in named:
             stream.close(AbortReason.ADMINISTRATIVE)
         return len(named)

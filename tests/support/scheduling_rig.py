@@ -50,6 +50,7 @@ def policy(
     order: AdmissionOrder = AdmissionOrder.FIRST_COME,
     overtakes: int = 16,
     streams: int | None = None,
+    all_streams: int | None = None,
     gap_us: int | None = None,
 ) -> SchedulingPolicy:
     return SchedulingPolicy(
@@ -62,6 +63,7 @@ def policy(
         admission_order=order,
         max_overtakes=overtakes,
         max_streams_per_tenant=streams,
+        max_streams=all_streams,
         max_token_gap_us=gap_us,
     )
 

@@ -252,7 +252,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     supervision.Stop: st.builds(supervision.Stop),
     supervision.StateQuery: st.builds(supervision.StateQuery, query=ids),
     supervision.StateReport: state_reports,
-    supervision.AbortByName: st.builds(supervision.AbortByName, query=ids, request=st.one_of(st.none(), ids)),
+    supervision.AbortByName: st.builds(supervision.AbortByName, query=ids, request=st.one_of(st.none(), ids), tenant=st.text()),
     supervision.RequestsAborted: st.builds(supervision.RequestsAborted, query=ids, count=counts),
     supervision.EngineState: st.builds(
         supervision.EngineState,

@@ -21,7 +21,10 @@ class RejectReason(enum.IntEnum):
 
     QUEUE_FULL = 16
     TOO_MANY_STREAMS = 17
+    """Of one tenant."""
     SHUTTING_DOWN = 18
+    SERVER_FULL = 19
+    """Too many streams of all tenants together."""
 
     @property
     def is_retryable(self) -> bool:

@@ -17,6 +17,8 @@ class Load:
     """What is there already when a request comes."""
 
     waiting_requests: int
+    streams: int
+    """Open requests."""
     tenant_streams: int
     """Open requests of the tenant that asks."""
 
@@ -25,8 +27,8 @@ def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load
     """Why the request is not taken, or None when it is; what can never run is told before what cannot run now.
 
     The choices of a request may run one after another, so one of them decides whether it fits. Units of `limit` and `actual`:
-    tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests of the tenant for
-    TOO_MANY_STREAMS.
+    tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests for SERVER_FULL,
+    those of the tenant for TOO_MANY_STREAMS.
     """
     tokens = rows("i", admit.prompt_ids) + admit.max_tokens
     pages = -(-tokens // limits.page_size_tokens)
@@ -36,6 +38,8 @@ def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load
         return _refuse(admit, RejectReason.NEVER_FITS, limits.pages, pages)
     if policy.max_streams_per_tenant is not None and load.tenant_streams >= policy.max_streams_per_tenant:
         return _refuse(admit, RejectReason.TOO_MANY_STREAMS, policy.max_streams_per_tenant, load.tenant_streams)
+    if policy.max_streams is not None and load.streams >= policy.max_streams:
+        return _refuse(admit, RejectReason.SERVER_FULL, policy.max_streams, load.streams)
     if load.waiting_requests >= policy.max_queued_requests:
         return _refuse(admit, RejectReason.QUEUE_FULL, policy.max_queued_requests, load.waiting_requests)
     return None

@@ -178,7 +178,11 @@ class Scheduler:
     def _admit(self, worker: TextWorker, admit: Admit, now_us: int) -> Queued | Refused:
         if admit.request in self._requests:
             raise InvariantViolated(f"request {admit.request} is admitted while it is open")
-        load = Load(waiting_requests=self._waiting.request_count, tenant_streams=self._streams[admit.tenant])
+        load = Load(
+            waiting_requests=self._waiting.request_count,
+            streams=len(self._requests),
+            tenant_streams=self._streams.get(admit.tenant, 0),
+        )
         refused = judge(admit, limits=self._limits, policy=self._policy, load=load)
         if refused is not None:
             self._counters.refused[refused.reason] += 1

@@ -38,7 +38,7 @@ class AbortRouting:
         """Passes an order on to `asked` under a number of its own; to nobody, and it is answered at once."""
         query, self._next_query = self._next_query, self._next_query + 1
         self._orders[query] = _Order(asker, order.query, expires_s, set(asked))
-        passed_on = AbortByName(query=query, request=order.request)
+        passed_on = attrs.evolve(order, query=query)
         return tuple((peer, passed_on) for peer in sorted(self._orders[query].missing)) or self._answered(query)
 
     def answer(self, peer: str, answer: RequestsAborted) -> Routed:

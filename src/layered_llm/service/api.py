@@ -15,12 +15,14 @@ import attrs
 import trio
 
 from layered_llm.domain.sampling import SEED_LIMIT
+from layered_llm.service.api_keys import read_api_keys
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.run_directory import Owner
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.telling import say, tell_phases
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
@@ -51,12 +53,13 @@ class Api:
 
 
 def build_api(settings: Settings) -> Api:
-    """The parts, wired; nothing is started before the application's lifespan begins."""
+    """The parts, wired; nothing is started before the application's lifespan begins. Raises SettingsError."""
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     drain = Drain(settings.drain_timeout_s)
     http = build_application(
         engine=client,
         settings=_http_settings(settings),
+        keys=_api_keys(settings),
         drain=drain,
         wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
         new_hex_id=secrets.token_hex,
@@ -88,6 +91,13 @@ def server_owner() -> Owner:
     """The process whose end ends the server: hypercorn's parent in a worker that it spawned, else this one."""
     parent = multiprocessing.parent_process()
     return Owner.of(parent.pid if parent is not None and parent.pid is not None else os.getpid())
+
+
+def _api_keys(settings: Settings) -> ApiKeys:
+    named = read_api_keys(settings)
+    if settings.max_streams_per_key is not None and not named:
+        raise SettingsError("max_streams_per_key needs API keys; max_streams bounds the streams of everybody together")
+    return ApiKeys.of(named)
 
 
 def _http_settings(settings: Settings) -> HttpSettings:

@@ -111,12 +111,12 @@ def _serve(words: list[str]) -> int:
     add_arguments(parser)
     try:
         settings = load(_with_model(parser, parser.parse(words)))
+        from layered_llm.service.serve import run_server  # noqa: PLC0415 - see the module's docstring
+
+        return run_server(settings)
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE
-    from layered_llm.service.serve import run_server  # noqa: PLC0415 - see the module's docstring
-
-    return run_server(settings)
 
 
 def _chat(words: list[str]) -> int:

@@ -114,7 +114,7 @@ class EngineClient:
                 message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
             )
         record = self._requests.open(request, connection.text, trio.current_time(), choices=params.n)
-        stream = RequestStream(record, connection, self.close)
+        stream = RequestStream(record, connection, self.close, placement.tenant)
         self._streams[request] = stream
         connection.open_requests += 1
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
@@ -145,23 +145,24 @@ class EngineClient:
             return EngineState(query=question.query, reports=(own,), silent=(Role.SUPERVISOR.value,))
         return answer
 
-    async def abort(self, request: RequestId | None) -> int:
-        """Ends the body that `request` names, whichever API process has it, or all; returns how many requests were open.
+    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
+        """Ends the tenant's body that `request` names, whichever API process has it, or all; returns how many were open.
 
         Raises EngineLost when another API process may have it and does not answer.
         """
-        count = self.abort_here(request)
+        count = self.abort_here(request, tenant)
         is_ours = request is not None and api_of(request) == self._api
         if is_ours or self._supervisor is None:  # without a supervisor no API process has anything open
             return count
-        answer = await self._ask(self._supervisor, AbortByName(query=self._new_query(), request=request))
+        answer = await self._ask(self._supervisor, AbortByName(query=self._new_query(), request=request, tenant=tenant))
         if not isinstance(answer, RequestsAborted):
             raise EngineLost("the process that may have the request does not answer")
         return count + answer.count
 
-    def abort_here(self, request: RequestId | None) -> int:
+    def abort_here(self, request: RequestId | None, tenant: str) -> int:
         """The same for what this process has open."""
-        named = [stream for stream in self._streams.values() if request is None or stream.body == request]
+        own = [stream for stream in self._streams.values() if stream.tenant == tenant]
+        named = [stream for stream in own if request is None or stream.body == request]
         for stream in named:
             self.close(stream, AbortReason.ADMINISTRATIVE)
         return len(named)

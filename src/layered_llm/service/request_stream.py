@@ -28,6 +28,8 @@ class RequestStream:
     _record: RequestRecord
     connection: "TextConnection"
     _close: Callable[["RequestStream", AbortReason], None]
+    tenant: str
+    """Who may end it by its id."""
     _news: trio.Event = attrs.field(factory=trio.Event)
     body: RequestId = attrs.field(init=False)
     """The first request of the body that this one belongs to: itself, unless it joined another."""

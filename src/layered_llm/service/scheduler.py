@@ -42,6 +42,8 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
         max_steps_in_flight=2 if settings.overlap_schedule else 1,
         prefix_cache=settings.prefix_caching,
         admission_order=_ORDERS[settings.schedule_policy],
+        max_streams=settings.max_streams,
+        max_streams_per_tenant=settings.max_streams_per_key,
         max_token_gap_us=None if settings.max_token_gap_ms is None else round(1_000 * settings.max_token_gap_ms),
     )
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> int:
-    """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which."""
+    """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which. Raises SettingsError."""
     set_up_logging(Role.API, settings)
     api = build_api(settings)
     try:

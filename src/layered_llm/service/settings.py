@@ -87,6 +87,26 @@ class Settings:
     )
     drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
     max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
+    api_key: tuple[str, ...] = _setting(
+        "key that clients must present, several allowed; others on this machine can read a command line, but neither "
+        "the environment nor a file",
+        default=(),
+        group="http",
+        is_secret=True,
+    )
+    api_key_file: str | None = _setting("file of such keys, one a line, each as KEY or as NAME:KEY", default=None, group="http")
+    max_streams: int | None = _setting(
+        "most streams (requests that wait or run) of the whole server; one more is answered with 429 (default: no limit)",
+        default=None,
+        group="http",
+        low=1,
+    )
+    max_streams_per_key: int | None = _setting(
+        "most streams of one API key's name; one more is answered with 429 (default: no limit)",
+        default=None,
+        group="http",
+        low=1,
+    )
     max_open_requests: int = _setting("most open requests of one API process", default=4096, group="http", low=1)
 
     num_tokenizers: int = _setting("text worker processes", default=1, group="engine", aliases=("--num-tokenizer",), low=1)
@@ -154,8 +174,8 @@ class Settings:
             check(field, getattr(self, field.name), flag(field.name))
 
     def to_json(self) -> str:
-        """One line that `from_json` turns back into an equal value."""
-        return json.dumps(attrs.asdict(self))
+        """One line that `from_json` turns back into an equal value, but for the secrets, which no other process is told."""
+        return json.dumps(attrs.asdict(self, filter=lambda field, _: not field.metadata["is_secret"]))
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":

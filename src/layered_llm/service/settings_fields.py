@@ -34,10 +34,11 @@ def setting(
     choices: tuple[str, ...] = (),
     low: float = 0,
     high: float | None = None,
+    is_secret: bool = False,
 ) -> Any:
-    """A field of the table: `aliases` are further flags; numbers are in `low` … `high`."""
+    """A field of the table: `aliases` are further flags; numbers are in `low` … `high`; a secret is never shown."""
     metadata = {"help": help_text, "group": group, "aliases": aliases, "choices": choices, "low": low, "high": high}
-    return attrs.field(default=default, metadata=metadata)
+    return attrs.field(default=default, repr=not is_secret, metadata={**metadata, "is_secret": is_secret})
 
 
 def flag(name: str) -> str:
@@ -63,6 +64,11 @@ def metavar(field: Field) -> str:
 def kind(field: Field) -> str:
     """What one value of the field has to be, in words."""
     return _KINDS[base_type(field)][1]
+
+
+def got(field: Field, value: Any) -> str:
+    """What was found in place of a value, for the end of a message."""
+    return "" if field.metadata["is_secret"] else f", got {value!r}"
 
 
 def check(field: Field, value: Any, name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, flag, is_tuple, kind, metavar
+from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, flag, got, is_tuple, kind, metavar
 
 ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
 CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
@@ -134,7 +134,7 @@ def _from_toml(field: Field, value: Any, name: str) -> Any:
         return _item(field, value, name, kind(field))
     wanted = f"an array, each item {kind(field)}"
     if not isinstance(value, list):
-        raise SettingsError(f"{name} must be {wanted}, got {value!r}")
+        raise SettingsError(f"{name} must be {wanted}{got(field, value)}")
     return tuple(_item(field, item, name, wanted) for item in value)
 
 
@@ -142,5 +142,5 @@ def _item(field: Field, value: Any, name: str, wanted: str) -> Any:
     base = base_type(field)
     is_whole_number = base is float and type(value) is int
     if type(value) is not base and not is_whole_number:  # an exact match: to Python, true is an integer
-        raise SettingsError(f"{name} must be {wanted}, got {value!r}")
+        raise SettingsError(f"{name} must be {wanted}{got(field, value)}")
     return value

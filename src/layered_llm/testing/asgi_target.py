@@ -21,6 +21,7 @@ from layered_llm.domain.messages.supervision import EngineState, EngineStatus
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.testing.playing import PromiseBroken, TargetScenario
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineStream
@@ -68,6 +69,7 @@ class _Switch:
         self._application = self._application or build_application(
             engine=self,
             settings=_SETTINGS,
+            keys=ApiKeys(),
             drain=Drain(2.0),
             wall_clock=lambda: 0.0,
             new_hex_id=lambda: "0" * 32,
@@ -83,8 +85,8 @@ class _Switch:
     ) -> EngineStream | Rejected:
         return self._present.open(owner, prompt, params, placement)
 
-    async def abort(self, request: RequestId | None) -> int:
-        return await self._present.abort(request)
+    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
+        return await self._present.abort(request, tenant)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self._present.state(flush_cache=flush_cache)

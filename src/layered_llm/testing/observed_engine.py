@@ -118,8 +118,8 @@ class ObservedEngine:
         self.streams.append(observed)
         return observed
 
-    async def abort(self, request: RequestId | None) -> int:
-        return await self.client.abort(request)
+    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
+        return await self.client.abort(request, tenant)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self.client.state(flush_cache=flush_cache)

@@ -29,8 +29,9 @@ def refusal_sentence(refused: Refused) -> str:
             return f"The engine's context length is {limit} tokens, but prompt and max_tokens come to {actual} tokens."
         case RejectReason.QUEUE_FULL:
             return f"The engine is busy: {actual} requests wait, and at most {limit} may; try again later."
-        case RejectReason.TOO_MANY_STREAMS:
-            return f"Too many streams are open: {actual}, and at most {limit} may be; try again later."
+        case RejectReason.TOO_MANY_STREAMS | RejectReason.SERVER_FULL:
+            whose = "The server" if refused.reason is RejectReason.SERVER_FULL else "This API key"
+            return f"{whose} has {actual} streams open, and at most {limit} may be; try again later."
         case RejectReason.SHUTTING_DOWN:
             return "The engine is shutting down and takes no more requests; try again later."
         case (

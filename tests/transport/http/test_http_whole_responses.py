@@ -113,6 +113,7 @@ async def test_a_completed_request_leaves_no_abort() -> None:
         (RejectReason.INVALID_PARAMETER, 400, "invalid_parameter"),
         (RejectReason.QUEUE_FULL, 429, "queue_full"),
         (RejectReason.TOO_MANY_STREAMS, 429, "too_many_streams"),
+        (RejectReason.SERVER_FULL, 429, "server_full"),
         (RejectReason.SHUTTING_DOWN, 503, "shutting_down"),
     ],
 )

@@ -145,7 +145,7 @@ class EngineState:
 
 @attrs.frozen(kw_only=True)
 class AbortByName:
-    """Ends a request of any API process, or all.
+    """Ends a request of any API process, or all, as far as they are the tenant's.
 
     Sent to the supervisor by the API process that was asked, and passed on to those that may have the request. Each of these
     ends what it has open, as if its own client had left, and answers with RequestsAborted.
@@ -154,6 +154,7 @@ class AbortByName:
     query: int
     request: RequestId | None
     """None for all."""
+    tenant: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -64,7 +64,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser, settings_help: str) -> N
     group.add_argument("--seed", type=int, metavar="N", help="of each answer (default: a new one each time)")
     group = parser.add_argument_group("server")
     group.add_argument("--url", metavar="URL", help="ask this OpenAI-compatible server, with or without /v1")
-    group.add_argument("--api-key", metavar="KEY", help="sent to it as a bearer token")
+    group.add_argument("--api-key", dest="key", metavar="KEY", help="sent to it as a bearer token")
     add_arguments(parser, _ENGINE_GROUPS, ENGINE_DEFAULTS)
 
 
@@ -91,13 +91,13 @@ def read_request(arguments: argparse.Namespace) -> ChatRequest:
 
 def _server(arguments: argparse.Namespace) -> Server | None:
     if arguments.url is None:
-        if arguments.api_key is not None:
+        if arguments.key is not None:
             raise SettingsError("--api-key needs --url")
         return None
     for field in attrs.fields(Settings):
         if field.name in arguments and field.name not in _OF_ANY_BACKEND:
             raise SettingsError(f"{flag(field.name)} sets up an engine, and with --url there is none in this process")
-    return Server(url=arguments.url, api_key=arguments.api_key, model=getattr(arguments, "model", None))
+    return Server(url=arguments.url, api_key=arguments.key, model=getattr(arguments, "model", None))
 
 
 def _open(text: str, default: object) -> str:

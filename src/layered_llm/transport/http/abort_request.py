@@ -1,4 +1,5 @@
-"""`POST /abort_request`: ends a request by the id in its response, whichever API process has it, or all requests.
+"""`POST /abort_request`: ends a request by the id in its response, whichever API process has it, or all requests: those of the
+API key that it comes with.
 
 Must not know: how the process that has a request is found.
 
@@ -13,6 +14,7 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.ids import RequestId
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.openai_schema.fields import MalformedBody, decode_object
@@ -29,7 +31,7 @@ async def abort_request(context: HttpContext) -> Response:
     if isinstance(asked, ApiError):
         return error_reply(asked)
     try:
-        count = await context.engine.abort(asked)
+        count = await context.engine.abort(asked, exchange_of(request).tenant)
     except EngineLost:
         return error_reply(api_error.abort_unanswered(context.settings.retry_after_s))
     if asked is not None and not count:

@@ -38,7 +38,9 @@ class ApiError:
     """Set exactly when the same request may succeed later."""
 
     def headers(self) -> dict[str, str]:
-        """Headers that steer the retries of clients; none for errors that no client repeats."""
+        """Headers that steer the retries of clients, and the challenge of a 401; none for errors that no client repeats."""
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            return {"WWW-Authenticate": "Bearer"}
         if self.retry_after_s is not None:
             return {"Retry-After": str(self.retry_after_s), "x-should-retry": "true"}
         return {"x-should-retry": "false"} if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else {}
@@ -50,6 +52,16 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 def bad_parameter(error: ParameterError) -> ApiError:
     return bad_request(error.message, param=error.param, code="invalid_value")
+
+
+def no_api_key() -> ApiError:
+    message = "This server needs an API key, in a header of the form 'Authorization: Bearer KEY'."
+    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
+
+
+def wrong_api_key() -> ApiError:
+    message = "The API key is not one of this server's."
+    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
 
 
 def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
@@ -134,7 +146,7 @@ def internal_error() -> ApiError:
 def rejection(rejected: Rejected, retry_after_s: int) -> ApiError:
     """The error of a request that was not taken."""
     match rejected.reason:
-        case RejectReason.QUEUE_FULL | RejectReason.TOO_MANY_STREAMS:
+        case RejectReason.QUEUE_FULL | RejectReason.TOO_MANY_STREAMS | RejectReason.SERVER_FULL:
             return ApiError(
                 status=HTTPStatus.TOO_MANY_REQUESTS,
                 type=RATE_LIMIT,

@@ -17,9 +17,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
-from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket
+from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine
@@ -27,6 +28,9 @@ from layered_llm.transport.http.models import list_models, retrieve_model
 from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
+
+_OPEN_ENDPOINTS: Final = frozenset({"health", "ready", "metrics"})
+"""Need no API key: load balancers have none, and Prometheus' figures name nobody and hold no text."""
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -38,6 +42,7 @@ def build_application(
     *,
     engine: Engine,
     settings: HttpSettings,
+    keys: ApiKeys,
     drain: Drain,
     wall_clock: Callable[[], float],
     new_hex_id: Callable[[], str],
@@ -61,6 +66,7 @@ def build_application(
     context = HttpContext(
         engine=engine,
         settings=settings,
+        keys=keys,
         drain=drain,
         wall_clock=wall_clock,
         new_hex_id=new_hex_id,
@@ -92,7 +98,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
     async def begin() -> Response | None:
         asked = request.headers.get(REQUEST_ID_HEADER, "")
         g.request_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else context.new_hex_id()
-        return _no_content() if request.method == "OPTIONS" else None
+        return _no_content() if request.method == "OPTIONS" else _refused(context)
 
     @app.after_request
     async def finish(response: Response) -> Response:
@@ -105,6 +111,17 @@ def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
             response.headers["Access-Control-Allow-Headers"] = asked
             response.headers["Access-Control-Max-Age"] = "86400"
         return response
+
+
+def _refused(context: HttpContext) -> Response | None:
+    """The answer to a request whose API key does not open what it asks for; its body is not read."""
+    if request.endpoint in _OPEN_ENDPOINTS:
+        return None
+    tenant = context.keys.tenant(request.headers.get("Authorization"))
+    if isinstance(tenant, ApiError):
+        return error_reply(tenant)
+    exchange_of(request).tenant = tenant
+    return None
 
 
 def _no_content() -> Response:

@@ -25,7 +25,7 @@ FINISH_GRACE_S: Final = 1.0
 """How long the final `send` may take after the disconnect; over HTTP/2 it would wait for ever when the peer is gone."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Exchange:
     """What a handler may use of the exchange that it serves."""
 
@@ -33,6 +33,8 @@ class Exchange:
     """Closes all that is entered into it when the exchange ends."""
     nursery: trio.Nursery
     """For tasks that live no longer than the exchange; it is cancelled as soon as the response is sent."""
+    tenant: str = ""
+    """Whose API key it came with; set before there is a handler."""
 
 
 def exchange_of(request: Request) -> Exchange:

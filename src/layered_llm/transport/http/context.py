@@ -13,6 +13,7 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.placement import Placement
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
 from layered_llm.transport.http.patience import Patience
@@ -25,6 +26,7 @@ class HttpContext:
 
     engine: Engine
     settings: HttpSettings
+    keys: ApiKeys
     drain: Drain
     wall_clock: Callable[[], float]
     """Unix time in seconds."""

@@ -64,10 +64,11 @@ class Engine(Protocol):
         more than once; it closes the stream as CLIENT_GONE.
         """
 
-    async def abort(self, request: RequestId | None) -> int:
+    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         """Ends the body whose first request is `request`, whichever process has it, or all; returns how many were open.
 
-        Their readers hear RequestAborted. Raises EngineLost when it cannot be known whether the request is open.
+        Only what the tenant opened counts; another one's request is as one that is not open. Their readers hear RequestAborted.
+        Raises EngineLost when it cannot be known whether the request is open.
         """
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

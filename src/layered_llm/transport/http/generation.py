@@ -69,9 +69,10 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
     params = request.params
     if params.seed is None:
         params = attrs.evolve(params, seed=context.draw_seed())
+    placement = attrs.evolve(request.placement, tenant=exchange.tenant)
     streams: list[EngineStream] = []
     for prompt in request.prompts:
-        stream = context.engine.open(exchange.owner, prompt, params, request.placement)
+        stream = context.engine.open(exchange.owner, prompt, params, placement)
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)

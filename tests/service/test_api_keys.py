@@ -1,0 +1,90 @@
+import argparse
+from pathlib import Path
+
+import pytest
+
+from layered_llm.service.api import build_api
+from layered_llm.service.api_keys import read_api_keys
+from layered_llm.service.settings import Settings, SettingsError, add_arguments, load
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def test_without_any_there_are_none() -> None:
+    assert () == read_api_keys(Settings())
+
+
+def test_a_file_has_one_key_a_line_with_a_name_or_without(file: Path) -> None:
+    file.write_text("# operators\n\nalice:sk-1\n  bob : sk:with:colons \nsk-3\n")
+
+    assert (("alice", "sk-1"), ("bob", "sk:with:colons"), ("key-3", "sk-3")) == read_api_keys(Settings(api_key_file=str(file)))
+
+
+def test_keys_of_the_setting_come_before_those_of_the_file(file: Path) -> None:
+    file.write_text("sk-2")
+
+    assert (("key-1", "sk-1"), ("key-2", "sk-2")) == read_api_keys(Settings(api_key=("sk-1",), api_key_file=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has none"),
+        ("# nobody\n", "has none"),
+        ("alice:\n", "keys:1: a key must be visible"),
+        ("sk-1\nalice:two words\n", "keys:2: a key must be visible"),
+        ("al ice:sk-secret\n", "keys:1: a key's name"),
+        ("alice:sk-secret\nbob:sk-secret\n", "keys:2: the key is there twice, the other one's name is alice"),
+    ],
+)
+def test_a_file_that_would_open_the_server_wrongly_is_refused_without_showing_a_key(
+    text: str, message: str, file: Path
+) -> None:
+    file.write_text(text)
+
+    with pytest.raises(SettingsError, match=message) as caught:
+        read_api_keys(Settings(api_key_file=str(file)))
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(SettingsError, match=r"keys: .* cannot be read: No such file"):
+        read_api_keys(Settings(api_key_file=str(file)))
+
+
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(SettingsError, match="key 1 of --api-key"):
+        read_api_keys(Settings(api_key=("",)))
+
+
+def test_streams_are_counted_by_key_only_where_there_are_keys() -> None:
+    with pytest.raises(SettingsError, match="max_streams_per_key needs API keys"):
+        build_api(Settings(max_streams_per_key=2))
+
+
+def test_keys_come_from_flags_and_from_the_environment() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+
+    assert ("a", "b") == load(parser.parse_args(["--api-key", "a", "b"]), {}).api_key
+    assert ("a", "b") == load(None, {"LAYERED_LLM_API_KEY": "a, b"}).api_key
+
+
+def test_settings_show_no_key_and_take_none_to_other_processes() -> None:
+    settings = Settings(api_key=("sk-secret",))
+
+    assert "sk-secret" not in repr(settings)
+    assert "sk-secret" not in settings.to_json()
+    assert () == Settings.from_json(settings.to_json()).api_key
+
+
+def test_a_wrong_value_in_a_file_of_settings_is_refused_without_showing_it(tmp_path: Path) -> None:
+    config = tmp_path / "llm.toml"
+    config.write_text('api_key = "sk-secret"')
+
+    with pytest.raises(SettingsError, match="api_key must be an array") as caught:
+        load(None, {"LAYERED_LLM_CONFIG": str(config)})
+    assert "sk-secret" not in str(caught.value)
