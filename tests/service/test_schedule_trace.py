@@ -1,3 +1,4 @@
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ import pytest
 import layered_llm
 from layered_llm import EngineStartFailed, SamplingParams
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import RequestId
+from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.schedule_trace import ScheduleTrace, TraceFileError, open_trace
 from support.byte_checkpoint import write_byte_checkpoint
 from support.library import tiny_settings
@@ -121,11 +124,30 @@ def test_a_preemption_is_marked(tmp_path: Path) -> None:
     ]
 
 
+def test_an_abort_is_a_span_until_its_pages_are_back(tmp_path: Path) -> None:
+    with opened(tmp_path / "trace.json") as trace:
+        trace.released(AbortRelease(request=RequestId(0x2B), aborted_us=3_000_000, steps=2), 4.5)
+
+    begin, end = (event for event in events_of(tmp_path / "trace.json") if event.get("cat") == "abort")
+    assert ("b", "000000000000002b", 3_000_000, {"steps_in_flight": 2}) == tuple(
+        begin[key] for key in ("ph", "id", "ts", "args")
+    )
+    assert ("e", "000000000000002b", 4_500_000) == tuple(end[key] for key in ("ph", "id", "ts"))
+
+
+def test_the_trace_says_what_the_machines_clock_shows(tmp_path: Path) -> None:
+    with open_trace(str(tmp_path / "trace.json"), now_s=2.0, monotonic_s=9000.5):
+        pass
+
+    (sync,) = (event for event in events_of(tmp_path / "trace.json") if event["name"] == "clock_sync")
+    assert (2_000_000, 9_000_500_000) == (sync["ts"], sync["args"]["issue_ts"])
+
+
 def test_what_was_written_before_a_kill_can_be_read_after_each_step(tmp_path: Path) -> None:
     path, rig = tmp_path / "trace.json", two_requests()
 
     with opened(path) as trace:
-        assert 1 == len(json.loads(path.read_text() + "]"))
+        assert ["process_name", "clock_sync"] == [event["name"] for event in json.loads(path.read_text() + "]")]
         for expected in (1, 2, 3):
             rig.launch()
             trace.planned(rig.scheduler.trace(), 0.0)
@@ -154,6 +176,14 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         opened(tmp_path / "none/t"),
     ):
         pass
+
+
+def test_a_file_without_room_is_told_and_closed(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(TraceFileError, match="No space left on device"), opened(tmp_path / "full"):
+        pass
+
+    gc.collect()  # a file that is not closed warns here
 
 
 def test_a_full_disk_ends_the_trace_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

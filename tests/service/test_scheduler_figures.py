@@ -1,4 +1,6 @@
+from layered_llm.domain.ids import RequestId
 from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.reports import scheduler_report
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from support.scheduling_rig import Rig, admit, limits
@@ -23,6 +25,17 @@ def test_a_step_that_computes_nothing_has_no_fill() -> None:
     figures.planned(tokens=0, waited_us=())
 
     assert 0.0 == dict(figures.samples())["layered_llm_step_fill_ratio_count"]
+
+
+def test_the_time_and_the_steps_until_an_aborted_request_holds_nothing_are_counted() -> None:
+    figures = SchedulerFigures(100)
+    for steps, now_us in ((0, 1_000), (2, 31_000)):
+        figures.released(AbortRelease(request=RequestId(1), aborted_us=1_000, steps=steps), now_us)
+
+    samples = dict(figures.samples())
+
+    assert (2.0, 0.03) == tuple(samples[f"layered_llm_abort_release_seconds_{part}"] for part in ("count", "sum"))
+    assert (1.0, 2.0) == tuple(samples[f'layered_llm_abort_release_steps_bucket{{le="{steps}"}}'] for steps in (0, 2))
 
 
 def test_the_prefix_cache_and_preemptions_are_reported() -> None:

@@ -293,6 +293,25 @@ async def test_the_scheduler_reports_how_long_requests_waited_and_how_full_steps
         assert computed_tokens == pytest.approx(Settings().chunked_prefill_size * samples["layered_llm_step_fill_ratio_sum"])
 
 
+async def test_the_scheduler_reports_how_soon_an_aborted_request_holds_nothing(autojump_clock: MockClock) -> None:
+    async with scheduler_ends() as ends:
+        await ends.reported()
+        await ends.text.send(admit())
+        step = await ends.step()
+        await ends.text.send(AbortRequest(request=request(1), reason=AbortReason.CLIENT_GONE))
+        await trio.sleep(0.25)
+        await ends.complete(step, 42)
+        await ends.step()
+        ends.order(StateQuery(query=5))
+        await ends.reported()
+        scheduler = await ends.reported()
+
+        assert isinstance(scheduler, StateReport)
+        samples = dict(scheduler.samples)
+        assert 0.25 == pytest.approx(samples["layered_llm_abort_release_seconds_sum"])
+        assert (1.0, 1.0) == tuple(samples[f"layered_llm_abort_release_steps_{part}"] for part in ("count", "sum"))
+
+
 async def test_stop_ends_the_scheduler(autojump_clock: MockClock) -> None:
     async with scheduler_ends() as ends:
         await ends.reported()

@@ -24,6 +24,7 @@ from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Outgoing
 from layered_llm.scheduling.plan import Idle
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
+from layered_llm.scheduling.releases import AbortRelease
 from support.scheduling_device import FakeDevice, Script, counting_script
 
 ChoiceKey = tuple[int, int]
@@ -112,6 +113,7 @@ class Rig:
     cached: dict[ChoiceKey, int] = attrs.field(init=False, factory=dict)
     """Cached tokens, as told with the first token."""
     ended: dict[ChoiceKey, tuple[FinishReason, int]] = attrs.field(init=False, factory=dict)
+    released: list[AbortRelease] = attrs.field(init=False, factory=list)
     untaken: dict[TextId, list[StepId]] = attrs.field(init=False, factory=dict)
     workers: dict[int, TextId] = attrs.field(init=False, factory=dict)
 
@@ -128,9 +130,11 @@ class Rig:
             self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
         self._receive((answer,))
 
-    def abort(self, request: int) -> None:
+    def abort(self, request: int, now_us: int = 0) -> None:
         message = AbortRequest(request=RequestId(request), reason=AbortReason.CLIENT_GONE)
-        self._receive(self.scheduler.handle(self.workers.get(request, TextId(0)), message))
+        sent = self.scheduler.handle(self.workers.get(request, TextId(0)), message, now_us)
+        self.released.extend(self.scheduler.released)
+        self._receive(sent)
 
     def stop(self, request: int, choice: int = 0, output_tokens: int = 1) -> None:
         message = StopChoice(request=RequestId(request), choice=choice, output_tokens=output_tokens)
@@ -157,6 +161,7 @@ class Rig:
 
     def finish(self) -> tuple[Outgoing, ...]:
         sent = self.scheduler.complete(self.device.finish())
+        self.released.extend(self.scheduler.released)
         self._receive(sent)
         return sent
 

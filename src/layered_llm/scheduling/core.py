@@ -34,6 +34,7 @@ from layered_llm.scheduling.logprobs import keep_prompt_logprobs
 from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.releases import AbortRelease, AbortReleases
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker, open_request
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
@@ -58,6 +59,8 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._new_queued_us: tuple[int, ...] = ()
         """When the requests came of which the step planned last is the first."""
+        self._releases = AbortReleases()
+        self._released: tuple[AbortRelease, ...] = ()
         self._next_step = 1
         self._next_arrival = 0
         self._counters = Counters()
@@ -65,15 +68,16 @@ class Scheduler:
         self._open_slots_reported = 0
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
-        """`now_us` is what `waited_us` counts from.
+        """`now_us` is what `waited_us` and `released` count from.
 
         Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request.
         """
+        self._released = ()
         match message:
             case Admit():
                 return (Outgoing(worker, self._admit(self._worker(worker), message, now_us)),)
             case AbortRequest():
-                return self._abort(worker, message)
+                return self._abort(worker, message, now_us)
             case StopChoice():
                 return self._stop(worker, message)
             case StepsTaken():
@@ -133,6 +137,11 @@ class Scheduler:
                 self._end(sequence, reason)
         return tuple(_emit(planned.step, tokens, finished))
 
+    @property
+    def released(self) -> tuple[AbortRelease, ...]:
+        """Aborted requests whose last pages came back with the last `handle` or `complete`. Ask right behind these."""
+        return self._released
+
     def flush_cache(self) -> int:
         """Forgets every prefix that no running choice uses; how many pages that freed."""
         return self._running.pages.flush()
@@ -168,6 +177,7 @@ class Scheduler:
             waiting=self._waiting,
             running=self._running,
             steps_in_flight=len(self._in_flight),
+            releases=len(self._releases),
         )
 
     def _worker(self, worker: TextId) -> TextWorker:
@@ -203,12 +213,14 @@ class Scheduler:
         self._counters.choices_accepted += admit.choices
         return Queued(request=admit.request)
 
-    def _abort(self, worker: TextId, message: AbortRequest) -> tuple[Outgoing, ...]:
+    def _abort(self, worker: TextId, message: AbortRequest, now_us: int) -> tuple[Outgoing, ...]:
         request = self._open_request(worker, message.request)
         if request is None:
             self._counters.aborts_late += 1
             return ()
         self._counters.aborts_handled += 1
+        last_step = max(sequence.last_step for sequence in request.sequences)
+        self._released = self._releases.aborted(message.request, last_step, now_us)
         finished = FinishedRows()
         for sequence in request.sequences:
             if sequence.phase is not Phase.ENDED:
@@ -303,6 +315,7 @@ class Scheduler:
             )
         self._in_flight.popleft()
         self._running.acknowledge(planned, device_us=result.device_us)
+        self._released = self._releases.acknowledge(planned.step)
         self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned

@@ -101,6 +101,7 @@ def summarize(
     waiting: WaitingQueue,
     running: RunningChoices,
     steps_in_flight: int,
+    releases: int,
 ) -> SchedulerStatistics:
     pages = running.pages
     return SchedulerStatistics(
@@ -131,7 +132,12 @@ def summarize(
         pages_evicted=pages.evicted,
         finished=tuple(sorted(counters.finished.items())),
         refused=tuple(sorted(counters.refused.items())),
-        maps=(("requests", open_requests), ("tenants", open_tenants), *_map_sizes(waiting, running, steps_in_flight)),
+        maps=(
+            ("requests", open_requests),
+            ("tenants", open_tenants),
+            ("aborts_to_release", releases),
+            *_map_sizes(waiting, running, steps_in_flight),
+        ),
     )
 
 

@@ -6,14 +6,16 @@ The format is the array form of Chrome's Trace Event Format, whose closing brack
 kill can be read. Each step is one write of whole events, so the file never ends within one unless the disk is full.
 
 Lanes: one for steps, one for each slot of the runtime. Steps are shown one behind the other, as they are computed: one that was
-sent while another ran begins when that one is back.
+sent while another ran begins when that one is back. Each abort is a span of its own, from its handling until the pages of its
+request are all back. `clock_sync` tells what the trace's clock and the machine's monotonic clock, which is the same for every
+process, show at one moment.
 """
 
 import json
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
+from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.scheduling.trace import StepTrace, TracedRow
 
 Event = dict[str, Any]
@@ -60,6 +63,10 @@ class ScheduleTrace:
         span = {"ph": "X", "ts": _us(start_s), "dur": _us(now_s) - _us(start_s)}
         self._write([*self._new_lanes(trace), *_step_events(trace, span, result.device_us)])
 
+    def released(self, release: AbortRelease, now_s: float) -> None:
+        """All pages of an aborted request are back."""
+        self._write(list(_abort_events(release, now_s)))
+
     def close(self) -> None:
         """Ends the array."""
         self._append(b"\n]\n")
@@ -87,14 +94,15 @@ class ScheduleTrace:
 
 
 @contextmanager
-def open_trace(path: str | None) -> Iterator[ScheduleTrace | None]:
+def open_trace(path: str | None, *, now_s: float = 0.0, monotonic_s: float = 0.0) -> Iterator[ScheduleTrace | None]:
     """A trace into a new file, or None without a path. A file that is there is kept under the name with `.old` behind it: it
-    may tell why the engine was started again. Raises TraceFileError.
+    may tell why the engine was started again. `now_s` and `monotonic_s` are one moment, by the clock of the calls and by the
+    machine's. Raises TraceFileError.
     """
     if path is None:
         yield None
         return
-    with _create(Path(path).expanduser()) as file:
+    with _create(Path(path).expanduser(), _clock_sync(now_s, monotonic_s)) as file:
         trace = ScheduleTrace(file)
         try:
             yield trace
@@ -102,15 +110,18 @@ def open_trace(path: str | None) -> Iterator[ScheduleTrace | None]:
             trace.close()
 
 
-def _create(path: Path) -> FileIO:
-    try:
-        if path.is_file():
-            path.replace(path.with_name(f"{path.name}.old"))
-        file = path.open("wb", buffering=0)
-        file.write(b"[\n" + _encoded(_metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")))
-    except OSError as error:
-        raise TraceFileError(f"the trace file {path} cannot be written: {error.strerror or error}") from error
-    return file
+@contextmanager
+def _create(path: Path, clock_sync: Event) -> Iterator[FileIO]:
+    with ExitStack() as opened:
+        try:
+            if path.is_file():
+                path.replace(path.with_name(f"{path.name}.old"))
+            file = opened.enter_context(path.open("wb", buffering=0))
+            name = _metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")
+            file.write(b"[\n" + _encoded(name) + b",\n" + _encoded(clock_sync))
+        except OSError as error:
+            raise TraceFileError(f"the trace file {path} cannot be written: {error.strerror or error}") from error
+        yield file
 
 
 def _step_events(trace: StepTrace, span: Event, device_us: int) -> Iterator[Event]:
@@ -149,6 +160,17 @@ def _row_event(row: TracedRow, span: Event) -> Event:
         **span,
         "args": {"request": f"{row.request:016x}", "choice": row.choice, "tokens": row.tokens, "start": row.start},
     }
+
+
+def _abort_events(release: AbortRelease, now_s: float) -> Iterator[Event]:
+    span = {"name": "abort", "cat": "abort", "id": f"{release.request:016x}", "pid": _PROCESS, "tid": _STEPS_LANE}
+    yield {**span, "ph": "b", "ts": release.aborted_us, "args": {"steps_in_flight": release.steps}}
+    yield {**span, "ph": "e", "ts": _us(now_s)}
+
+
+def _clock_sync(now_s: float, monotonic_s: float) -> Event:
+    args = {"sync_id": "monotonic clock", "issue_ts": _us(monotonic_s)}
+    return {"name": "clock_sync", "ph": "c", "pid": _PROCESS, "ts": _us(now_s), "args": args}
 
 
 def _choice_name(request: int, choice: int) -> str:

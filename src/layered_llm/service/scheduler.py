@@ -4,6 +4,7 @@ Must not know: text, tensors, HTTP.
 """
 
 import os
+import time
 from types import MappingProxyType
 from typing import Final
 
@@ -56,7 +57,7 @@ async def work_scheduler(
         links.bind_scheduler_for_texts(addresses.scheduler) as texts,
         links.bind_scheduler_for_runtime(addresses.runtime(0)) as runtime,
         links.connect_engine_to_supervisor(addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
-        open_trace(trace_file) as trace,
+        open_trace(trace_file, now_s=trio.current_time(), monotonic_s=time.monotonic()) as trace,
     ):
         await SchedulerLoop(
             pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""What the scheduler's loop measures: how long requests wait, and how full steps are.
+"""What the scheduler's loop measures: how long requests wait, how full steps are, how soon an aborted request holds nothing.
 
 Must not know: clocks, how a figure is shown.
 """
@@ -7,9 +7,16 @@ from typing import Final
 
 import attrs
 
+from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.histogram import TTFT_BUCKETS_S, Histogram
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
+
+RELEASE_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0),
+)
+RELEASE_STEP_BUCKETS: Final = (0.0, 1.0, 2.0)
 
 
 @attrs.define(eq=False)
@@ -20,6 +27,9 @@ class SchedulerFigures:
     _queue_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
 
+    _release_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_BUCKETS_S))
+    _release_steps: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_STEP_BUCKETS))
+
     def planned(self, *, tokens: int, waited_us: tuple[int, ...]) -> None:
         """A step was sent, the first one for requests that waited this long."""
         if tokens:  # a step without any only tells the runtime which slots are retired
@@ -27,9 +37,16 @@ class SchedulerFigures:
         for wait_us in waited_us:
             self._queue_time.observe(wait_us / 1e6)
 
+    def released(self, release: AbortRelease, now_us: int) -> None:
+        """All pages of an aborted request are back."""
+        self._release_time.observe((now_us - release.aborted_us) / 1e6)
+        self._release_steps.observe(release.steps)
+
     def samples(self) -> tuple[tuple[str, float], ...]:
         """Prometheus samples."""
         return (
             *self._queue_time.samples("layered_llm_queue_time_seconds"),
             *self._step_fill.samples("layered_llm_step_fill_ratio"),
+            *self._release_time.samples("layered_llm_abort_release_seconds"),
+            *self._release_steps.samples("layered_llm_abort_release_steps"),
         )

@@ -132,6 +132,7 @@ class SchedulerLoop:
                 if isinstance(message, Garbled):
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
                 self._send(core.handle(_text_id(peer), message, _now_us()))
+                self._note_releases(core)
             self._advance(core)
 
     async def _serve_runtime(self, core: Scheduler) -> None:
@@ -145,6 +146,7 @@ class SchedulerLoop:
                         if self._trace is not None:
                             self._trace.completed(message, trio.current_time())
                         self._send(core.complete(message))
+                        self._note_releases(core)
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
                     case RuntimeReady():
@@ -172,6 +174,12 @@ class SchedulerLoop:
             if self._trace is not None:
                 self._trace.planned(core.trace(), trio.current_time())
             self._to_runtime.emit(step)
+
+    def _note_releases(self, core: Scheduler) -> None:
+        for release in core.released:
+            self._figures.released(release, _now_us())
+            if self._trace is not None:
+                self._trace.released(release, trio.current_time())
 
     def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
         for item in outgoing:

@@ -66,6 +66,8 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "kv_pages_evicted_total": _Family("counter", "Pages of the prefix index that were given to somebody else."),
     "queue_time_seconds": _Family("histogram", "From the queueing of a request to the first step that computes some of it."),
     "step_fill_ratio": _Family("histogram", "Tokens that a step computes, as a part of the most that it may."),
+    "abort_release_seconds": _Family("histogram", "From an abort in the scheduler until its request's pages are all back."),
+    "abort_release_steps": _Family("histogram", "Steps in flight that these pages had to wait for."),
     "preemptions_total": _Family("counter", "Running choices that were put back to be computed again."),
     "steps_total": _Family("counter", "Steps that the runtime executed."),
     "time_to_first_token_seconds": _Family("histogram", "From the submit of a request to its first token."),
