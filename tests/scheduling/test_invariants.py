@@ -24,7 +24,7 @@ def a_rig() -> Rig:
 
 
 def sequence_of(scheduler: Scheduler, request: int) -> Sequence:
-    return next(one.sequences[0] for key, one in scheduler._requests.items() if key == request)
+    return next(one.sequences[0] for key, one in scheduler._open.by_id.items() if key == request)
 
 
 def page_freed_twice(scheduler: Scheduler) -> None:
@@ -84,7 +84,7 @@ def token_lost(scheduler: Scheduler) -> None:
 
 
 def tenant_miscounted(scheduler: Scheduler) -> None:
-    scheduler._streams["x"] += 1
+    sequence_of(scheduler, 1).tenant.open_requests += 1
 
 
 def slot_freed_twice(scheduler: Scheduler) -> None:
@@ -101,7 +101,7 @@ def waiting_choice_forgotten(scheduler: Scheduler) -> None:
 
 
 def request_forgotten(scheduler: Scheduler) -> None:
-    del scheduler._requests[sequence_of(scheduler, 3).request]
+    del scheduler._open._requests[sequence_of(scheduler, 3).request]
 
 
 def wrong_phase(scheduler: Scheduler) -> None:
@@ -109,7 +109,7 @@ def wrong_phase(scheduler: Scheduler) -> None:
 
 
 def open_choices_miscounted(scheduler: Scheduler) -> None:
-    scheduler._requests[sequence_of(scheduler, 1).request].open_choices = 0
+    scheduler._open.by_id[sequence_of(scheduler, 1).request].open_choices = 0
 
 
 def result_not_counted(scheduler: Scheduler) -> None:

@@ -100,7 +100,7 @@ def test_pages_in_quarantine_come_back_before_anybody_is_preempted() -> None:
     rig = Rig(limits=limits(pages=9, page_size=4), policy=policy(in_flight=2, cache=False))
     for request in (1, 2, 3):
         rig.admit(admit(request, prompt=7, tokens=9))
-    while rig.scheduler._requests[RequestId(1)].sequences[0].planned_tokens < 12:
+    while rig.scheduler._open.by_id[RequestId(1)].sequences[0].planned_tokens < 12:
         if rig.launch() is None:
             rig.finish()
     rig.finish()

@@ -7,14 +7,14 @@ step names the request, and its pages are free at the latest when the steps in f
 request that ended.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import assert_never
 
 from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.ids import RequestId, StepId, TextId
+from layered_llm.domain.ids import StepId, TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import entries_of
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
@@ -31,12 +31,13 @@ from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows
 from layered_llm.scheduling.invariants import SchedulerState, violations
 from layered_llm.scheduling.logprobs import keep_prompt_logprobs
+from layered_llm.scheduling.open_requests import OpenRequests
 from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.releases import AbortRelease, AbortReleases
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker, open_request
+from layered_llm.scheduling.sequences import Phase, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
 from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
@@ -49,9 +50,7 @@ class Scheduler:
         self._limits = limits
         self._policy = policy
         self._workers: dict[TextId, TextWorker] = {}
-        self._requests: dict[RequestId, Request] = {}
-        self._streams: Counter[str] = Counter()
-        """Open requests by tenant."""
+        self._open = OpenRequests(page_size_tokens=limits.page_size_tokens)
         self._running = RunningChoices(limits=limits, policy=policy)
         order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
         self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
@@ -62,7 +61,6 @@ class Scheduler:
         self._releases = AbortReleases()
         self._released: tuple[AbortRelease, ...] = ()
         self._next_step = 1
-        self._next_arrival = 0
         self._counters = Counters()
         self._open_slots_expected = 0
         self._open_slots_reported = 0
@@ -127,6 +125,7 @@ class Scheduler:
                 continue
             sequence.output_tokens += 1
             sequence.tokens.append(token)
+            sequence.tenant.charge_output_token()
             worker = sequence.worker
             if worker not in tokens:
                 tokens[worker] = TokenRows()
@@ -149,7 +148,7 @@ class Scheduler:
     @property
     def is_quiescent(self) -> bool:
         """No request is open, no step in flight, no slot to retire: every page is free or cached. Credit may still be out."""
-        return not self._requests and not self._in_flight and not self._running.slots_to_retire
+        return not self._open.count and not self._in_flight and not self._running.slots_to_retire
 
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right. Takes time in proportion to all pages and choices."""
@@ -158,8 +157,8 @@ class Scheduler:
                 SchedulerState(
                     limits=self._limits,
                     max_steps_in_flight=self._policy.max_steps_in_flight,
-                    requests=self._requests,
-                    streams=self._streams,
+                    requests=self._open.by_id,
+                    streams=self._open.streams_by_tenant(),
                     waiting=self._waiting,
                     running=self._running,
                     in_flight=self._in_flight,
@@ -172,8 +171,8 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         return summarize(
             counters=self._counters,
-            open_requests=len(self._requests),
-            open_tenants=len(self._streams),
+            open_requests=self._open.count,
+            tenants=self._open.tenant_count,
             waiting=self._waiting,
             running=self._running,
             steps_in_flight=len(self._in_flight),
@@ -186,27 +185,18 @@ class Scheduler:
         return self._workers[worker]
 
     def _admit(self, worker: TextWorker, admit: Admit, now_us: int) -> Queued | Refused:
-        if admit.request in self._requests:
+        if admit.request in self._open.by_id:
             raise InvariantViolated(f"request {admit.request} is admitted while it is open")
         load = Load(
             waiting_requests=self._waiting.request_count,
-            streams=len(self._requests),
-            tenant_streams=self._streams.get(admit.tenant, 0),
+            streams=self._open.count,
+            tenant_streams=self._open.streams(admit.tenant),
         )
         refused = judge(admit, limits=self._limits, policy=self._policy, load=load)
         if refused is not None:
             self._counters.refused[refused.reason] += 1
             return refused
-        request = open_request(
-            admit,
-            worker,
-            first_arrival=self._next_arrival,
-            page_size_tokens=self._limits.page_size_tokens,
-            now_us=now_us,
-        )
-        self._next_arrival += admit.choices
-        self._requests[admit.request] = request
-        self._streams[admit.tenant] += 1
+        request = self._open.add(admit, worker, now_us=now_us, least_served=self._waiting.least_served)
         for sequence in request.sequences:
             self._waiting.push(sequence)
         self._counters.requests_accepted += 1
@@ -214,7 +204,7 @@ class Scheduler:
         return Queued(request=admit.request)
 
     def _abort(self, worker: TextId, message: AbortRequest, now_us: int) -> tuple[Outgoing, ...]:
-        request = self._open_request(worker, message.request)
+        request = self._open.find(worker, message.request)
         if request is None:
             self._counters.aborts_late += 1
             return ()
@@ -229,7 +219,7 @@ class Scheduler:
         return (Outgoing(worker, finished.message()),)
 
     def _stop(self, worker: TextId, message: StopChoice) -> tuple[Outgoing, ...]:
-        request = self._open_request(worker, message.request)
+        request = self._open.find(worker, message.request)
         if request is None:
             self._counters.stops_late += 1
             return ()
@@ -250,14 +240,6 @@ class Scheduler:
         self._end(sequence, FinishReason.STOP)
         return (Outgoing(worker, finished.message()),)
 
-    def _open_request(self, worker: TextId, request_id: RequestId) -> Request | None:
-        request = self._requests.get(request_id)
-        if request is not None and request.worker.worker != worker:
-            raise InvariantViolated(
-                f"text worker {worker} speaks for request {request_id} of text worker {request.worker.worker}"
-            )
-        return request
-
     def _start_waiting(self) -> Hold:
         """Starts whom it can; why nobody more."""
         while self._waiting.request_count:
@@ -269,7 +251,7 @@ class Scheduler:
             if not self._running.try_start(sequence):
                 return Hold.NO_PAGES
             self._waiting.take(sequence)
-            self._requests[sequence.request].leader = sequence
+            self._open.of(sequence).leader = sequence
             if self._policy.prefix_cache:
                 self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
 
@@ -277,14 +259,14 @@ class Scheduler:
 
     def _first_run(self, started: Iterable[Sequence]) -> Iterator[int]:
         for sequence in started:
-            request = self._requests[sequence.request]
+            request = self._open.of(sequence)
             if not request.has_run:
                 request.has_run = True
                 yield request.queued_us
 
     def _can_start(self, sequence: Sequence) -> bool:
         """A choice waits for the pages that another one of its request computes, so that their prompt is computed once."""
-        return not (self._policy.prefix_cache and self._requests[sequence.request].is_prompt_under_way)
+        return not (self._policy.prefix_cache and self._open.of(sequence).is_prompt_under_way)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         return self._running.pages.find_tokens(sequence.admit.cache_salt, sequence.admit.prompt_ids)
@@ -296,13 +278,7 @@ class Scheduler:
             self._running.end(sequence)
         sequence.phase = Phase.ENDED
         self._counters.finished[reason] += 1
-        request = self._requests[sequence.request]
-        request.open_choices -= 1
-        if not request.open_choices:
-            del self._requests[sequence.request]
-            self._streams[sequence.admit.tenant] -= 1
-            if not self._streams[sequence.admit.tenant]:
-                del self._streams[sequence.admit.tenant]
+        self._open.choice_ended(sequence)
 
     def _acknowledge(self, result: StepCompleted) -> PlannedStep:
         if not self._in_flight or self._in_flight[0].step != result.step:

@@ -14,7 +14,7 @@ MAX_STEPS_IN_FLIGHT: Final = 2
 
 @enum.unique
 class AdmissionOrder(enum.Enum):
-    """Which of a tenant's waiting choices starts next. Tenants themselves take turns in every order."""
+    """Which of a tenant's waiting choices starts next. Tenants themselves take turns in every order; see `tenants`."""
 
     FIRST_COME = enum.auto()
     PRIORITY = enum.auto()

@@ -20,6 +20,7 @@ from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.text_scheduler import Admit
 from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.prefix_tree import Node
+from layered_llm.scheduling.tenants import Tenant
 
 
 @enum.unique
@@ -71,6 +72,7 @@ class Sequence:
     admit: Admit
     choice: int
     worker: TextWorker
+    tenant: Tenant
     arrival: int
     """Place in the order of all choices that ever came: what first come, first served goes by."""
     prompt_tokens: int
@@ -146,7 +148,9 @@ class Request:
         return leader is not None and leader.slot is not None and leader.shared_pages < self.sharable_pages
 
 
-def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_size_tokens: int, now_us: int) -> Request:
+def open_request(
+    admit: Admit, worker: TextWorker, tenant: Tenant, *, first_arrival: int, page_size_tokens: int, now_us: int
+) -> Request:
     """The record of a request that is taken; its choices come one after another."""
     prompt = unpack_i32(admit.prompt_ids)
     end_ids = frozenset(admit.sampling.end_ids)
@@ -155,6 +159,7 @@ def open_request(admit: Admit, worker: TextWorker, *, first_arrival: int, page_s
             admit=admit,
             choice=choice,
             worker=worker,
+            tenant=tenant,
             arrival=first_arrival + choice,
             prompt_tokens=len(prompt),
             end_ids=end_ids,

@@ -97,7 +97,7 @@ def summarize(
     *,
     counters: Counters,
     open_requests: int,
-    open_tenants: int,
+    tenants: int,
     waiting: WaitingQueue,
     running: RunningChoices,
     steps_in_flight: int,
@@ -134,7 +134,7 @@ def summarize(
         refused=tuple(sorted(counters.refused.items())),
         maps=(
             ("requests", open_requests),
-            ("tenants", open_tenants),
+            ("tenants", tenants),
             ("aborts_to_release", releases),
             *_map_sizes(waiting, running, steps_in_flight),
         ),

@@ -2,10 +2,10 @@
 
 Must not know: steps, pages, why a choice cannot start yet.
 
-Preempted choices come before all others, since they were taken in already. Of the others, tenants take turns, and the order
-that the operator chose decides within a tenant. The choice that came first is passed over a bounded number of times. One that
-does not fit holds up all behind it: letting smaller ones pass would starve a big one for as long as small ones come. A text
-worker without credit holds up nobody: its choices are passed over and keep their place.
+Preempted choices come before all others, since they were taken in already. Of the others, it is the turn of the tenant that
+was given least (`tenants`), and the order that the operator chose decides within a tenant. The choice that came first is passed
+over a bounded number of times. One that does not fit holds up all behind it: letting smaller ones pass would starve a big one
+for as long as small ones come. A text worker without credit holds up nobody: its choices are passed over and keep their place.
 
 Invariants: a choice stands in the queue at most once; a request counts as waiting as long as one of its choices does.
 """
@@ -19,14 +19,15 @@ import attrs
 from layered_llm.domain.ids import RequestId
 from layered_llm.scheduling.orders import Order, arrival
 from layered_llm.scheduling.sequences import Sequence, TextWorker
+from layered_llm.scheduling.tenants import Tenant
 
 Lane = OrderedDict[Sequence, None]
 """Choices of one tenant, worker and priority as they came. Ordered by hash, as they leave from the middle when aborted."""
 
 
 @attrs.define(eq=False)
-class _Tenant:
-    """Lanes keep workers apart, so that passing over one without credit costs one look, and priorities likewise."""
+class _Line:
+    """What waits of one tenant. Lanes keep workers and priorities apart: to pass over a worker without credit costs a look."""
 
     lanes: dict[tuple[TextWorker, int], Lane] = attrs.field(factory=dict)
     overtakes: int = 0
@@ -39,8 +40,10 @@ class WaitingQueue:
     def __init__(self, order: Order, *, max_overtakes: int) -> None:
         self._order = order
         self._max_overtakes = max_overtakes
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        """Whose turn it is first."""
+        self._lines: OrderedDict[Tenant, _Line] = OrderedDict()
+        """Of those that were given the same, the first one's turn was longest ago."""
+        self._last_left: Tenant | None = None
+        """The tenant of which nothing waits since last."""
         self._preempted: dict[Sequence, None] = {}
         self._choices_by_request: dict[RequestId, int] = {}
 
@@ -54,19 +57,28 @@ class WaitingQueue:
 
     @property
     def tenant_count(self) -> int:
-        return len(self._tenants)
+        return len(self._lines)
+
+    @property
+    def least_served(self) -> int:
+        """What the waiting tenant was given that was given least; while none waits, the one that waited last. Never falls."""
+        last = 0 if self._last_left is None else self._last_left.served
+        return min((tenant.served for tenant in self._lines), default=last)
 
     def choices_by_request(self) -> dict[RequestId, int]:
         return dict(self._choices_by_request)
 
     def sequences(self) -> tuple[Sequence, ...]:
-        lanes = (lane for tenant in self._tenants.values() for lane in tenant.lanes.values())
+        lanes = (lane for line in self._lines.values() for lane in line.lanes.values())
         return (*self._preempted, *(sequence for lane in lanes for sequence in lane))
 
     def push(self, sequence: Sequence) -> None:
         """A choice that came now."""
-        tenant = self._tenants.setdefault(sequence.admit.tenant, _Tenant())
-        tenant.lanes.setdefault(_lane_key(sequence), OrderedDict())[sequence] = None
+        tenant = sequence.tenant
+        if tenant not in self._lines:
+            tenant.lift(self.least_served)
+            self._lines[tenant] = _Line()
+        self._lines[tenant].lanes.setdefault(_lane_key(sequence), OrderedDict())[sequence] = None
         self._count(sequence, 1)
 
     def push_preempted(self, sequence: Sequence) -> None:
@@ -79,22 +91,23 @@ class WaitingQueue:
         if preempted:
             oldest = min(preempted, key=arrival)
             return oldest if can_start(oldest) else None
-        for tenant in self._tenants.values():
-            candidates = list(self._candidates(tenant, can_start))
-            if candidates and tenant.overtakes >= self._max_overtakes:
+        for tenant in sorted(self._lines, key=_served):
+            line = self._lines[tenant]
+            candidates = list(self._candidates(line, can_start))
+            if candidates and line.overtakes >= self._max_overtakes:
                 return min(candidates, key=arrival)
             if candidates:
                 return self._order.choose(candidates)
         return None
 
     def take(self, sequence: Sequence) -> None:
-        """`sequence` starts: the next turn is another tenant's."""
-        name = sequence.admit.tenant
+        """`sequence` has started: its tenant is charged for what is computed of its prompt, once."""
         if sequence not in self._preempted:
-            tenant = self._tenants[name]
-            is_first = all(next(iter(lane)).arrival >= sequence.arrival for lane in tenant.lanes.values())
-            tenant.overtakes = 0 if is_first else tenant.overtakes + 1
-            self._tenants.move_to_end(name)
+            line = self._lines[sequence.tenant]
+            is_first = all(next(iter(lane)).arrival >= sequence.arrival for lane in line.lanes.values())
+            line.overtakes = 0 if is_first else line.overtakes + 1
+            sequence.tenant.charge_prompt(sequence.prefill_tokens - sequence.computed_tokens)
+            self._lines.move_to_end(sequence.tenant)
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -102,16 +115,17 @@ class WaitingQueue:
         if sequence in self._preempted:
             del self._preempted[sequence]
             return
-        tenant = self._tenants[sequence.admit.tenant]
-        lane = tenant.lanes[_lane_key(sequence)]
+        line = self._lines[sequence.tenant]
+        lane = line.lanes[_lane_key(sequence)]
         del lane[sequence]
         if not lane:
-            del tenant.lanes[_lane_key(sequence)]
-        if not tenant.lanes:
-            del self._tenants[sequence.admit.tenant]
+            del line.lanes[_lane_key(sequence)]
+        if not line.lanes:
+            del self._lines[sequence.tenant]
+            self._last_left = sequence.tenant
 
-    def _candidates(self, tenant: _Tenant, can_start: Callable[[Sequence], bool]) -> Iterator[Sequence]:
-        for (worker, _), lane in tenant.lanes.items():
+    def _candidates(self, line: _Line, can_start: Callable[[Sequence], bool]) -> Iterator[Sequence]:
+        for (worker, _), lane in line.lanes.items():
             if worker.has_credit:
                 yield from islice(filter(can_start, lane), self._order.window)
 
@@ -121,6 +135,10 @@ class WaitingQueue:
             self._choices_by_request[sequence.request] = count
         else:
             del self._choices_by_request[sequence.request]
+
+
+def _served(tenant: Tenant) -> int:
+    return tenant.served
 
 
 def _lane_key(sequence: Sequence) -> tuple[TextWorker, int]:

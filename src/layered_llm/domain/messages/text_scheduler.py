@@ -47,7 +47,7 @@ class TokenSampling:
 
 @attrs.frozen(kw_only=True)
 class Admit:
-    """A request whose prompt is known token by token; `output_ids` is what it had already sampled when it is admitted again."""
+    """A request whose prompt is known token by token. It is admitted once: preemption is the scheduler's affair."""
 
     request: RequestId
     choices: int

@@ -1,0 +1,79 @@
+"""The requests that were taken and have not ended, and whose they are.
+
+Must not know: steps, pages, what a choice is doing.
+
+Invariants: nothing is kept for a request that ended. Choices are numbered in the order in which they came.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import RequestId, TextId
+from layered_llm.domain.messages.text_scheduler import Admit
+from layered_llm.scheduling.sequences import Request, Sequence, TextWorker, open_request
+from layered_llm.scheduling.tenants import Tenants
+
+
+class OpenRequests:
+    """Looks requests up, adds them, and drops each with its last choice."""
+
+    def __init__(self, *, page_size_tokens: int) -> None:
+        self._page_size_tokens = page_size_tokens
+        self._requests: dict[RequestId, Request] = {}
+        self._tenants = Tenants()
+        self._next_arrival = 0
+
+    @property
+    def by_id(self) -> Mapping[RequestId, Request]:
+        return MappingProxyType(self._requests)
+
+    @property
+    def count(self) -> int:
+        return len(self._requests)
+
+    @property
+    def tenant_count(self) -> int:
+        """Tenants of open requests, and those without one that are still ahead of others."""
+        return self._tenants.count
+
+    def streams(self, tenant: str) -> int:
+        """Open requests of one tenant."""
+        return self._tenants.streams(tenant)
+
+    def streams_by_tenant(self) -> Counter[str]:
+        return Counter({tenant.name: tenant.open_requests for tenant in self._tenants if tenant.open_requests})
+
+    def of(self, sequence: Sequence) -> Request:
+        return self._requests[sequence.request]
+
+    def find(self, worker: TextId, request_id: RequestId) -> Request | None:
+        """None where it ended or never was. Raises InvariantViolated where another worker speaks for it."""
+        request = self._requests.get(request_id)
+        if request is not None and request.worker.worker != worker:
+            raise InvariantViolated(
+                f"text worker {worker} speaks for request {request_id} of text worker {request.worker.worker}"
+            )
+        return request
+
+    def add(self, admit: Admit, worker: TextWorker, *, now_us: int, least_served: int) -> Request:
+        """The record of a request that is taken; `least_served` as in `Tenants`."""
+        request = open_request(
+            admit,
+            worker,
+            self._tenants.open_request(admit.tenant, least_served=least_served),
+            first_arrival=self._next_arrival,
+            page_size_tokens=self._page_size_tokens,
+            now_us=now_us,
+        )
+        self._next_arrival += admit.choices
+        self._requests[admit.request] = request
+        return request
+
+    def choice_ended(self, sequence: Sequence) -> None:
+        request = self._requests[sequence.request]
+        request.open_choices -= 1
+        if not request.open_choices:
+            del self._requests[sequence.request]
+            self._tenants.close_request(sequence.tenant)
