@@ -1,4 +1,5 @@
 import argparse
+import json
 
 import attrs
 import pytest
@@ -99,3 +100,10 @@ def test_an_empty_variable_counts_as_unset() -> None:
     settings = load(None, {"LAYERED_LLM_MODEL": "", "LAYERED_LLM_PORT": ""})
 
     assert (None, 8000) == (settings.model, settings.port)
+
+
+def test_what_is_shown_is_the_settings_own_and_can_be_written_as_json() -> None:
+    shown = Settings(served_model_name=("a", "b"), port=9).shown()
+
+    assert 9 == shown["port"]
+    assert json.loads(Settings(served_model_name=("a", "b"), port=9).to_json()) == json.loads(json.dumps(shown))

@@ -3,6 +3,7 @@
 Must not know: which server runs the application.
 """
 
+import importlib.metadata
 import math
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import trio
 
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.api_keys import read_api_keys
-from layered_llm.service.checkpoint import model_name
+from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.run_directory import Owner
@@ -27,7 +28,7 @@ from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
 from layered_llm.transport.http.lifespan import LifespanApplication
-from layered_llm.transport.http.settings import HttpSettings
+from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0
 RETRY_AFTER_S: Final = 1
@@ -112,6 +113,11 @@ def _http_settings(settings: Settings) -> HttpSettings:
         retry_after_s=RETRY_AFTER_S,
         first_token_timeout_s=_or_unbounded(settings.first_token_timeout_s),
         idle_timeout_s=_or_unbounded(settings.idle_timeout_s),
+        about=About(
+            version=importlib.metadata.version("layered-llm"),
+            model_path=settings.model or DEFAULT_MODEL_NAME,
+            settings=settings.shown(),
+        ),
     )
 
 

@@ -177,6 +177,10 @@ class Settings:
         """One line that `from_json` turns back into an equal value, but for the secrets, which no other process is told."""
         return json.dumps(attrs.asdict(self, filter=lambda field, _: not field.metadata["is_secret"]))
 
+    def shown(self) -> dict[str, Any]:
+        """By name, what anybody may see; of the types that JSON has."""
+        return attrs.asdict(self, filter=lambda field, _: not field.metadata.get("is_secret"))
+
     @classmethod
     def from_json(cls, text: str) -> "Settings":
         values: dict[str, Any] = json.loads(text)

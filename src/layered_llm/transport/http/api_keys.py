@@ -43,9 +43,13 @@ class ApiKeys:
         """From pairs of name and key; several keys may have one name."""
         return cls(tuple(KnownKey.of(name, key) for name, key in named))
 
+    @property
+    def are_needed(self) -> bool:
+        return bool(self.known)
+
     def tenant(self, authorization: str | None) -> str | ApiError:
         """The name behind an `Authorization` header (RFC 6750), or why it opens nothing; "" where no key is needed."""
-        if not self.known:
+        if not self.are_needed:
             return ""
         scheme, _, presented = (authorization or "").partition(" ")
         if scheme.lower() != _SCHEME or not presented.strip():

@@ -1,6 +1,6 @@
-"""The ASGI application: routes, aliases, and what is the same for every response.
+"""The ASGI application: the routes of the endpoints, and what is the same for every response.
 
-Must not know: how the engine is reached, which server runs the application.
+Must not know: which endpoints there are, how the engine is reached, which server runs the application.
 """
 
 import logging
@@ -15,22 +15,16 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from layered_llm.transport.http import api_error
-from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
-from layered_llm.transport.http.chat import chat_completions
-from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
-from layered_llm.transport.http.models import list_models, retrieve_model
-from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
+from layered_llm.transport.http.openapi.pages import with_description
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
-
-_OPEN_ENDPOINTS: Final = frozenset({"health", "ready", "metrics"})
-"""Need no API key: load balancers have none, and Prometheus' figures name nobody and hold no text."""
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -72,33 +66,28 @@ def build_application(
         new_hex_id=new_hex_id,
         draw_seed=draw_seed,
     )
-    _add_routes(app, context)
-    _add_hooks(app, context)
+    _add_hooks(app, context, _add_routes(app, context))
     app.register_error_handler(HTTPException, _on_http_exception)
     app.register_error_handler(Exception, _on_exception)
     return app
 
 
-def _add_routes(app: QuartTrio, context: HttpContext) -> None:
-    for prefix in ("/v1", ""):
-        app.add_url_rule(f"{prefix}/chat/completions", f"chat{prefix}", partial(chat_completions, context), methods=["POST"])
-        app.add_url_rule(f"{prefix}/completions", f"completions{prefix}", partial(completions, context), methods=["POST"])
-        app.add_url_rule(f"{prefix}/models", f"models{prefix}", partial(list_models, context))
-        app.add_url_rule(f"{prefix}/models/<path:name>", f"model{prefix}", partial(retrieve_model, context))
-    app.add_url_rule("/health", "health", partial(health, context))
-    app.add_url_rule("/ready", "ready", partial(health, context))
-    app.add_url_rule("/metrics", "metrics", partial(metrics, context))
-    app.add_url_rule("/flush_cache", "flush_cache", partial(flush_cache, context), methods=["GET", "POST"])
-    app.add_url_rule("/abort_request", "abort_request", partial(abort_request, context), methods=["POST"])
-    app.add_url_rule("/debug/state", "debug_state", partial(debug, context))
+def _add_routes(app: QuartTrio, context: HttpContext) -> frozenset[str]:
+    """The names of the routes that need no API key."""
+    about, endpoints = context.settings.about, all_endpoints()
+    table = with_description(endpoints, version=about.version, needs_key=context.keys.are_needed)
+    for endpoint in table:
+        for path in endpoint.paths:
+            app.add_url_rule(path, path, partial(endpoint.handler, context), methods=list(endpoint.methods))
+    return frozenset(path for endpoint in table if endpoint.is_open for path in endpoint.paths)
 
 
-def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
+def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]) -> None:
     @app.before_request
     async def begin() -> Response | None:
         asked = request.headers.get(REQUEST_ID_HEADER, "")
         g.request_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else context.new_hex_id()
-        return _no_content() if request.method == "OPTIONS" else _refused(context)
+        return _no_content() if request.method == "OPTIONS" else _refused(context, open_routes)
 
     @app.after_request
     async def finish(response: Response) -> Response:
@@ -113,9 +102,9 @@ def _add_hooks(app: QuartTrio, context: HttpContext) -> None:
         return response
 
 
-def _refused(context: HttpContext) -> Response | None:
+def _refused(context: HttpContext, open_routes: frozenset[str]) -> Response | None:
     """The answer to a request whose API key does not open what it asks for; its body is not read."""
-    if request.endpoint in _OPEN_ENDPOINTS:
+    if request.endpoint in open_routes:
         return None
     tenant = context.keys.tenant(request.headers.get("Authorization"))
     if isinstance(tenant, ApiError):

@@ -4,8 +4,20 @@ Must not know: where a setting comes from.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
+
+
+@attrs.frozen(kw_only=True)
+class About:
+    """What the server tells of itself."""
+
+    version: str = "0"
+    model_path: str = ""
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    """Names and values that JSON has, and no secrets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,3 +43,4 @@ class HttpSettings:
     """How long a response may be without output at its beginning, its time in the queue included."""
     idle_timeout_s: float = math.inf
     """How long it may be without output later; neither limits how long it may go on."""
+    about: About = attrs.field(factory=About)

@@ -65,18 +65,18 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Name of the field and the values that change nothing; null is always one of them."""
 
-_OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,), "echo": (False,)}
-_OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "top_logprobs": (0,)}
+OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,), "echo": (False,)}
+OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "top_logprobs": (0,)}
 
 
 def refuse_unsupported_chat_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a chat body that would change the output."""
-    _refuse(fields, _OF_CHAT)
+    _refuse(fields, OF_CHAT)
 
 
 def refuse_unsupported_completion_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a completions body that would change the output."""
-    _refuse(fields, _OF_COMPLETIONS)
+    _refuse(fields, OF_COMPLETIONS)
 
 
 def _refuse(fields: JsonObject, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -1,0 +1,178 @@
+"""The table of all endpoints: their routes and the document that describes them are made from it.
+
+Must not know: how an endpoint answers.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from layered_llm.transport.http.abort_request import abort_request
+from layered_llm.transport.http.about import model_info, server_info, version
+from layered_llm.transport.http.chat import chat_completions
+from layered_llm.transport.http.completions import completions
+from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
+from layered_llm.transport.http.models import list_models, retrieve_model
+from layered_llm.transport.http.openapi.bodies import abort_body, chat_body, completion_body
+from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
+from layered_llm.transport.http.openapi.schema import Json, ref
+from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
+
+_STREAM: Final = "text/event-stream"
+_GENERATION_ERRORS: Final = (
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+_HEALTH: Final = json_answer("Health")
+_UNHEALTHY: Final[dict[int, Json]] = {HTTPStatus.SERVICE_UNAVAILABLE: ref("Unavailable")}
+
+
+def all_endpoints() -> Sequence[Endpoint]:
+    """In the order of the document."""
+    return (*_openai(), *_about_the_server(), *_orders())
+
+
+def _openai() -> Sequence[Endpoint]:
+    return (
+        Endpoint(
+            name="chat_completions",
+            path="/chat/completions",
+            handler=chat_completions,
+            methods=("POST",),
+            summary="Continues a conversation.",
+            tag="openai",
+            is_openai=True,
+            body=chat_body(),
+            answers=_whole_or_streamed("ChatCompletion"),
+            errors=_GENERATION_ERRORS,
+        ),
+        Endpoint(
+            name="completions",
+            path="/completions",
+            handler=completions,
+            methods=("POST",),
+            summary="Continues one or more texts.",
+            tag="openai",
+            is_openai=True,
+            body=completion_body(),
+            answers=_whole_or_streamed("Completion"),
+            errors=_GENERATION_ERRORS,
+        ),
+        Endpoint(
+            name="models",
+            path="/models",
+            handler=list_models,
+            summary="The names of the model.",
+            tag="openai",
+            is_openai=True,
+            answers=json_answer("ModelList"),
+        ),
+        Endpoint(
+            name="model",
+            path="/models/<path:name>",
+            handler=retrieve_model,
+            summary="The model of this name.",
+            tag="openai",
+            is_openai=True,
+            answers=json_answer("Model"),
+            errors=(HTTPStatus.NOT_FOUND,),
+        ),
+    )
+
+
+def _about_the_server() -> Sequence[Endpoint]:
+    return (
+        *(
+            Endpoint(
+                name=path.removeprefix("/"),
+                path=path,
+                handler=health,
+                summary="Whether requests are taken.",
+                tag="server",
+                answers=_HEALTH,
+                bodies=_UNHEALTHY,
+                is_open=True,
+            )
+            for path in ("/health", "/ready", "/ping")
+        ),
+        Endpoint(
+            name="version",
+            path="/version",
+            handler=version,
+            summary="The server's version.",
+            tag="server",
+            answers=json_answer("Version"),
+        ),
+        *(
+            Endpoint(
+                name=path.removeprefix("/"),
+                path=path,
+                handler=server_info,
+                summary="Settings, limits, and where the scheduler stands.",
+                tag="server",
+                answers=json_answer("ServerInfo"),
+            )
+            for path in ("/server_info", "/get_server_info")
+        ),
+        *(
+            Endpoint(
+                name=path.removeprefix("/"),
+                path=path,
+                handler=model_info,
+                summary="What model is served.",
+                tag="server",
+                answers=json_answer("ModelInfo"),
+            )
+            for path in ("/model_info", "/get_model_info")
+        ),
+        Endpoint(
+            name="metrics",
+            path="/metrics",
+            handler=metrics,
+            summary="Figures for Prometheus.",
+            tag="server",
+            answers={METRICS_TYPE: {"type": "string"}},
+            is_open=True,
+        ),
+        Endpoint(
+            name="debug_state",
+            path="/debug/state",
+            handler=debug,
+            summary="What every process holds, and whether nothing is left of any request.",
+            tag="server",
+            answers=json_answer("State"),
+            errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
+        ),
+    )
+
+
+def _orders() -> Sequence[Endpoint]:
+    return (
+        Endpoint(
+            name="flush_cache",
+            path="/flush_cache",
+            handler=flush_cache,
+            methods=("POST", "GET"),
+            summary="Lets go of every page that only the prefix cache holds.",
+            tag="orders",
+            answers=json_answer("Pages"),
+            errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
+        ),
+        Endpoint(
+            name="abort_request",
+            path="/abort_request",
+            handler=abort_request,
+            methods=("POST",),
+            summary="Ends the request with this id, or with abort_all every one.",
+            tag="orders",
+            body=abort_body(),
+            answers=json_answer("Aborted"),
+            errors=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
+        ),
+    )
+
+
+def _whole_or_streamed(component: str) -> dict[str, Json]:
+    return {JSON: ref(component), _STREAM: {"type": "string"}}

@@ -1,0 +1,61 @@
+"""One endpoint: where it is found, who answers, and what both sides say.
+
+Must not know: which endpoints there are.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import attrs
+from quart import Response
+
+from layered_llm.transport.http.openapi.schema import Json, ref
+
+JSON: Final = "application/json"
+OPENAI_PREFIX: Final = "/v1"
+
+Handler: TypeAlias = Callable[..., Awaitable[Response]]
+"""Called with the context and, by their names, the parts of the path."""
+
+BODY_ERRORS: Final = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+"""Of each endpoint that takes a body."""
+
+
+@attrs.frozen(kw_only=True)
+class Endpoint:
+    """A row of the table from which both the routes and the document are made."""
+
+    name: str
+    """Unique; the operation's id in the document."""
+    path: str
+    """As the framework writes it: `/models/<path:name>`."""
+    handler: Handler
+    summary: str
+    tag: str
+    methods: Sequence[str] = ("GET",)
+    is_openai: bool = False
+    """Found under `/v1` too."""
+    is_open: bool = False
+    """Needs no API key where the others do: load balancers have none, nor browsers, and Prometheus' figures name nobody."""
+    body: Json | None = None
+    answers: Mapping[str, Json]
+    """The bodies of a 200 by their media types."""
+    errors: Sequence[int] = ()
+    """Statuses of error bodies that are the endpoint's own, beside those that every endpoint may have."""
+    bodies: Mapping[int, Json] = attrs.field(factory=dict)
+    """Of other statuses whose body is no error object."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (f"{OPENAI_PREFIX}{self.path}", self.path) if self.is_openai else (self.path,)
+
+
+def json_answer(component: str) -> dict[str, Json]:
+    """The `answers` of an endpoint that always answers with this component."""
+    return {JSON: ref(component)}

@@ -1,0 +1,236 @@
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import jsonschema
+import pytest
+
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.sampling import TOKENS_LIMIT
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.openai_schema import requests
+from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.openapi.bodies import chat_body, completion_body
+from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
+from support.http_engine import READY, FakeEngine, answering, ended, text_delta
+
+JSON = "application/json"
+LONG = TOKENS_LIMIT - 1
+CHAT_BASE = {"messages": MESSAGES, "max_tokens": LONG}
+COMPLETION_BASE = {"prompt": "x", "max_tokens": LONG}
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"prompt_logprobs": 0},
+    "max_completion_tokens": {"prompt_logprobs": 0},
+    "prompt": {"messages": None},
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+"""What some members are only allowed with, which no schema says."""
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES},
+    COMPLETIONS: {"prompt": "x"},
+    "/abort_request": {"abort_all": True},
+    "/completions": {"prompt": 7},
+    "/chat/completions": {"messages": MESSAGES, "model": "other"},
+}
+Parse = Callable[[bytes], object]
+
+
+async def described(keys: ApiKeys | None = None) -> Any:
+    return (await get(application(FakeEngine(), keys=keys), "/openapi.json")).json()
+
+
+def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method.upper(), operation
+
+
+def check_answer(document: Any, path: str, method: str, exchange: Exchange) -> None:
+    """Raises unless the document allows this answer."""
+    response = document["paths"][path][method.lower()]["responses"][str(exchange.status)]
+    schema = response["content"][exchange.headers["content-type"]]["schema"]
+    jsonschema.validate(exchange.json(), {**schema, "components": document["components"]})
+
+
+def values_around(schema: Any) -> Iterator[Any]:
+    """Values of every type, and those at the bounds of `schema` and just beyond them."""
+    yield from (
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        1e9 + 0.5,
+        "",
+        "x",
+        "stop",
+        [],
+        ["x"],
+        [""],
+        [0],
+        [[0]],
+        [[]],
+        [1.5],
+        {},
+    )
+    yield from (
+        {"x": 1},
+        {"7": 1.5},
+        {"7": "x"},
+        {"7": None},
+        [None],
+        [True],
+        -(1 << 63),
+        (1 << 63) - 1,
+        1 << 63,
+        -1 - (1 << 63),
+    )
+    for part in (schema, *schema.get("anyOf", ())):
+        for bound in ("minimum", "maximum", "exclusiveMinimum"):
+            if bound in part:
+                yield from (part[bound], part[bound] - 1, part[bound] + 1)
+                yield from (part[bound] + step for step in (-1e-3, 1e-3) if abs(part[bound]) < 1e6)
+        if "maxLength" in part:
+            yield from ("x" * part["maxLength"], "x" * (part["maxLength"] + 1))
+        if "maxItems" in part:
+            item = 7 if part["items"].get("type") == "integer" else "x"
+            yield from ([item] * part["maxItems"], [item] * (part["maxItems"] + 1))
+        if "maxProperties" in part:
+            yield from ({str(token): 0 for token in range(part["maxProperties"] + more)} for more in (0, 1))
+        yield from part.get("enum", ())
+
+
+async def test_every_route_is_described_and_nothing_else() -> None:
+    app = application(FakeEngine())
+    routes = {
+        (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method)
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+
+    told = {(path, method) for path, method, _ in operations(await described())}
+
+    assert told == routes
+
+
+async def test_the_document_is_sound() -> None:
+    document = await described()
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    referred = set(re.findall(r'"\$ref":"#/components/schemas/(\w+)"', json.dumps(document, separators=(",", ":"))))
+    schemas = [
+        media["schema"]
+        for _, _, operation in operations(document)
+        for part in (operation.get("requestBody", {}), *operation["responses"].values())
+        for media in part.get("content", {}).values()
+    ]
+
+    assert document["openapi"] == "3.1.0"
+    assert len(names) == len(set(names))
+    assert referred <= document["components"]["schemas"].keys()
+    for schema in (*schemas, *document["components"]["schemas"].values()):
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("parse", "base", "body"),
+    [
+        pytest.param(parse_chat, CHAT_BASE, chat_body(), id="chat"),
+        pytest.param(parse_completion, COMPLETION_BASE, completion_body(), id="completions"),
+    ],
+)
+def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base: dict[str, Any], body: Any) -> None:
+    validator = jsonschema.Draft202012Validator(body)
+    differences = []
+    for name, schema in body["properties"].items():
+        for value in values_around(schema):
+            asked = {**base, **COMPANIONS.get(name, {}), name: value}
+            is_taken = not isinstance(parse(json.dumps(asked).encode()), ApiError)
+            if is_taken != validator.is_valid(asked):
+                differences.append((name, value, "taken" if is_taken else "refused"))
+
+    assert differences == []
+
+
+@pytest.mark.parametrize("body", [chat_body(), completion_body()], ids=["chat", "completions"])
+def test_every_member_that_has_an_effect_is_described(body: Any) -> None:
+    of_the_other = {"messages", "prompt", "top_logprobs", "echo"}
+
+    missing = requests._KNOWN - body["properties"].keys()
+
+    assert missing <= of_the_other
+
+
+async def test_what_the_endpoints_answer_is_described() -> None:
+    document = await described()
+    script = answering(text_delta("a", finish_reason=FinishReason.STOP), ended())
+    app = application(FakeEngine(script))
+    calls: list[tuple[str, str, Exchange]] = [
+        (path, "GET", await get(app, path.replace("{name}", "small")))
+        for path, method, _ in operations(document)
+        if method == "GET" and path not in ("/metrics", "/docs", "/flush_cache", "/debug/state")
+    ]
+    calls += [(path, "POST", await post(app, path, body)) for path, body in BODIES.items()]
+    calls.append(("/v1/models/{name}", "GET", await get(app, "/v1/models/other")))
+
+    for path, method, exchange in calls:
+        check_answer(document, path, method, exchange)
+    assert {200, 400, 404} == {exchange.status for _, _, exchange in calls}
+
+
+async def test_what_the_endpoints_answer_without_an_engine_is_described() -> None:
+    document = await described()
+    app = application(FakeEngine(current=attrs.evolve(READY, phase=EnginePhase.STARTING, limits=None)))
+
+    for path in ("/health", "/ready", "/ping", "/v1/models", "/server_info", "/get_model_info", "/flush_cache"):
+        check_answer(document, path, "GET", await get(app, path))
+    for path in (CHAT, COMPLETIONS):
+        exchange = await post(app, path, BODIES[path])
+        check_answer(document, path, "POST", exchange)
+        assert 503 == exchange.status
+
+
+async def test_an_operation_asks_for_a_key_exactly_where_the_server_does() -> None:
+    keys = ApiKeys.of([("alice", "sk-alpha")])
+    app, document = application(FakeEngine(), keys=keys), await described(keys)
+
+    for path, method, operation in operations(document):
+        exchange = await Call(app).run(method, path.replace("{name}", "small"), b"{}")
+        if operation.get("security") != [{"key": []}]:
+            assert exchange.status in (200, 503)
+        else:
+            check_answer(document, path, method, exchange)
+            assert 401 == exchange.status
+    assert {"type": "http", "scheme": "bearer"} == document["components"]["securitySchemes"]["key"]
+    assert not any("security" in operation for _, _, operation in operations(await described()))
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/docs", "/openapi.json"])
+async def test_the_media_type_is_the_described_one(path: str) -> None:
+    exchange = await get(application(FakeEngine()), path)
+
+    assert [exchange.headers["content-type"]] == list((await described())["paths"][path]["get"]["responses"]["200"]["content"])
+
+
+async def test_the_page_needs_nothing_from_anywhere_else() -> None:
+    exchange = await get(application(FakeEngine()), "/docs")
+
+    assert (200, "text/html; charset=utf-8") == (exchange.status, exchange.headers["content-type"])
+    assert "default-src 'none'" in exchange.headers["content-security-policy"]
+    assert [] == re.findall(rb"(?:https?:)?//[a-z]|src=|<link", exchange.body)
+
+
+async def test_the_version_is_the_settings_own() -> None:
+    settings = attrs.evolve(SETTINGS, about=attrs.evolve(SETTINGS.about, version="1.2.3"))
+
+    exchange = await Call(application(FakeEngine(), settings=settings)).run("GET", "/openapi.json")
+
+    assert "1.2.3" == exchange.json()["info"]["version"]
