@@ -6,9 +6,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
 from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import (
@@ -108,7 +108,10 @@ class Ends:
 
 
 @contextlib.asynccontextmanager
-async def scheduler_ends(first_word: RuntimeToScheduler = READY, *, overlap: bool = False) -> AsyncIterator[Ends]:
+async def scheduler_ends(
+    first_word: RuntimeToScheduler = READY, *, overlap: bool = False, queue_timeout_s: float | None = None
+) -> AsyncIterator[Ends]:
+    policy = scheduling_policy(Settings(overlap_schedule=overlap, queue_timeout_s=queue_timeout_s))
     links = MemoryLinks()
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
@@ -117,7 +120,7 @@ async def scheduler_ends(first_word: RuntimeToScheduler = READY, *, overlap: boo
         runtime = enter(links.connect_runtime_to_scheduler(ADDRESSES.runtime(0)))
         enter(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work_scheduler, links, ADDRESSES, scheduling_policy(Settings(overlap_schedule=overlap)))
+            nursery.start_soon(work_scheduler, links, ADDRESSES, policy)
             ends = Ends(links=links, text=text, runtime=runtime, supervisor=supervisor, loop=nursery)
             await runtime.send(first_word)
             yield ends
@@ -210,6 +213,22 @@ async def test_a_step_that_failed_ends_the_scheduler_with_the_runtimes_words(aut
             step = await ends.step()
             await ends.runtime.send(StepFailed(step=step.step, message="out of memory"))
             await trio.sleep(1.0)
+
+
+async def test_a_request_whose_time_in_the_queue_is_over_is_ended_though_nothing_else_happens(
+    autojump_clock: MockClock,
+) -> None:
+    async with scheduler_ends(queue_timeout_s=5.0) as ends:
+        await ends.text.send(admit(1))
+        await ends.step()
+        await trio.sleep(2.0)
+        await ends.text.send(admit(2))
+        *_, finished = await ends.told(3)
+
+        assert 7.0 == pytest.approx(trio.current_time())
+        assert isinstance(finished, RequestsFinished)
+        assert [request(2)] == unpack_i64(finished.requests).tolist()
+        assert [FinishReason.QUEUE_TIMEOUT] == unpack_i8(finished.reasons).tolist()
 
 
 async def test_a_text_worker_that_sends_garbage_is_our_own_fault(autojump_clock: MockClock) -> None:

@@ -14,3 +14,10 @@ def test_the_streams_of_a_key_and_of_all_are_bounded_separately() -> None:
 
 def test_the_gap_between_tokens_is_set_in_milliseconds() -> None:
     assert 12_500 == scheduling_policy(Settings(max_token_gap_ms=12.5)).max_token_gap_us
+
+
+def test_the_time_in_the_queue_is_set_in_seconds() -> None:
+    assert (None, 2_500_000) == (
+        scheduling_policy(Settings()).max_queue_us,
+        scheduling_policy(Settings(queue_timeout_s=2.5)).max_queue_us,
+    )

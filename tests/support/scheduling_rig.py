@@ -53,6 +53,7 @@ def policy(
     streams: int | None = None,
     all_streams: int | None = None,
     gap_us: int | None = None,
+    queue_us: int | None = None,
 ) -> SchedulingPolicy:
     return SchedulingPolicy(
         max_step_tokens=budget,
@@ -66,6 +67,7 @@ def policy(
         max_streams_per_tenant=streams,
         max_streams=all_streams,
         max_token_gap_us=gap_us,
+        max_queue_us=queue_us,
     )
 
 
@@ -121,10 +123,10 @@ class Rig:
         self.scheduler = Scheduler(limits=self.limits, policy=self.policy)
         self.device = FakeDevice(limits=self.limits, script=self.script)
 
-    def admit(self, message: Admit, worker: int = 0) -> None:
+    def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
         self.device.salts[message.sampling.seed] = message.cache_salt
-        (answer,) = self.scheduler.handle(TextId(worker), message)
+        (answer,) = self.scheduler.handle(TextId(worker), message, now_us)
         assert isinstance(answer.message, Queued | Refused)
         if isinstance(answer.message, Queued):
             self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
@@ -135,6 +137,9 @@ class Rig:
         sent = self.scheduler.handle(self.workers.get(request, TextId(0)), message, now_us)
         self.released.extend(self.scheduler.released)
         self._receive(sent)
+
+    def expire(self, now_us: int) -> None:
+        self._receive(self.scheduler.expire(now_us))
 
     def stop(self, request: int, choice: int = 0, output_tokens: int = 1) -> None:
         message = StopChoice(request=RequestId(request), choice=choice, output_tokens=output_tokens)

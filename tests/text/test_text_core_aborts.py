@@ -264,3 +264,16 @@ def test_a_slow_api_may_submit_again() -> None:
     bench.take(bench.core.api_gone(API, AbortReason.SLOW_CONSUMER))
     request = bench.open()
     assert isinstance(bench.views[request].verdict, Accepted)
+
+
+def test_a_request_that_waited_too_long_ends_with_the_reason_in_words() -> None:
+    bench = CoreBench.of()
+    request = bench.open(PROMPT, n=2)
+
+    bench.finish(*((request, choice, FinishReason.QUEUE_TIMEOUT, 0) for choice in range(2)))
+
+    view = bench.views[request]
+    assert [FinishReason.QUEUE_TIMEOUT] * 2 == [choice.reason for choice in view.choices]
+    assert view.error is not None
+    assert "waited in its queue for as long as it may" in view.error
+    bench.assert_quiescent()

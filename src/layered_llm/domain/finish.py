@@ -17,6 +17,8 @@ class FinishReason(enum.IntEnum):
     TOOL_CALLS = 3
     ABORT = 4
     ERROR = 5
+    QUEUE_TIMEOUT = 6
+    """Nothing of the request had started when its time in the queue was over."""
 
 
 @enum.unique

@@ -35,9 +35,10 @@ from layered_llm.scheduling.open_requests import OpenRequests
 from layered_llm.scheduling.orders import order_for
 from layered_llm.scheduling.plan import Idle, PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.queue_deadlines import QueueDeadlines
 from layered_llm.scheduling.releases import AbortRelease, AbortReleases
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.scheduling.sequences import Phase, Sequence, TextWorker
+from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
 from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
@@ -58,6 +59,7 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._new_queued_us: tuple[int, ...] = ()
         """When the requests came of which the step planned last is the first."""
+        self._queue_deadlines = QueueDeadlines(policy.max_queue_us)
         self._releases = AbortReleases()
         self._released: tuple[AbortRelease, ...] = ()
         self._next_step = 1
@@ -66,7 +68,7 @@ class Scheduler:
         self._open_slots_reported = 0
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
-        """`now_us` is what `waited_us` and `released` count from.
+        """`now_us` is what `waited_us`, `released` and `expire` count from.
 
         Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request.
         """
@@ -84,8 +86,21 @@ class Scheduler:
             case _:
                 assert_never(message)
 
+    def expire(self, now_us: int) -> tuple[Outgoing, ...]:
+        """Ends the requests that have waited too long for their first choice to start; `plan` again behind it."""
+        finished: dict[TextWorker, FinishedRows] = {}
+        for request_id in self._queue_deadlines.overdue(now_us):
+            request = self._open.by_id[request_id]
+            self._end_all(request, FinishReason.QUEUE_TIMEOUT, finished.setdefault(request.worker, FinishedRows()))
+            self._counters.queue_timeouts += 1
+        return tuple(Outgoing(worker.worker, rows.message()) for worker, rows in finished.items())
+
+    def next_expiry_us(self, now_us: int) -> int | None:
+        """When to ask `expire` next, whoever is queued until then; None for never."""
+        return self._queue_deadlines.next_us(now_us)
+
     def plan(self) -> ExecuteStep | Idle:
-        """The next step to send. Idle until something was handled or completed."""
+        """The next step to send. Idle until something was handled, completed or expired."""
         if len(self._in_flight) >= self._policy.max_steps_in_flight:
             return Idle()
         self._hold = self._start_waiting()
@@ -176,6 +191,7 @@ class Scheduler:
             waiting=self._waiting,
             running=self._running,
             steps_in_flight=len(self._in_flight),
+            deadlines=len(self._queue_deadlines),
             releases=len(self._releases),
         )
 
@@ -197,6 +213,7 @@ class Scheduler:
             self._counters.refused[refused.reason] += 1
             return refused
         request = self._open.add(admit, worker, now_us=now_us, least_served=self._waiting.least_served)
+        self._queue_deadlines.came(admit.request, now_us)
         for sequence in request.sequences:
             self._waiting.push(sequence)
         self._counters.requests_accepted += 1
@@ -212,10 +229,7 @@ class Scheduler:
         last_step = max(sequence.last_step for sequence in request.sequences)
         self._released = self._releases.aborted(message.request, last_step, now_us)
         finished = FinishedRows()
-        for sequence in request.sequences:
-            if sequence.phase is not Phase.ENDED:
-                finished.add(sequence, FinishReason.ABORT, sequence.output_tokens)
-                self._end(sequence, FinishReason.ABORT)
+        self._end_all(request, FinishReason.ABORT, finished)
         return (Outgoing(worker, finished.message()),)
 
     def _stop(self, worker: TextId, message: StopChoice) -> tuple[Outgoing, ...]:
@@ -251,6 +265,7 @@ class Scheduler:
             if not self._running.try_start(sequence):
                 return Hold.NO_PAGES
             self._waiting.take(sequence)
+            self._queue_deadlines.gone(sequence.request)
             self._open.of(sequence).leader = sequence
             if self._policy.prefix_cache:
                 self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
@@ -271,6 +286,12 @@ class Scheduler:
     def _cached_tokens(self, sequence: Sequence) -> int:
         return self._running.pages.find_tokens(sequence.admit.cache_salt, sequence.admit.prompt_ids)
 
+    def _end_all(self, request: Request, reason: FinishReason, finished: FinishedRows) -> None:
+        for sequence in request.sequences:
+            if sequence.phase is not Phase.ENDED:
+                finished.add(sequence, reason, sequence.output_tokens)
+                self._end(sequence, reason)
+
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
@@ -279,6 +300,8 @@ class Scheduler:
         sequence.phase = Phase.ENDED
         self._counters.finished[reason] += 1
         self._open.choice_ended(sequence)
+        if sequence.request not in self._open.by_id:
+            self._queue_deadlines.gone(sequence.request)
 
     def _acknowledge(self, result: StepCompleted) -> PlannedStep:
         if not self._in_flight or self._in_flight[0].step != result.step:

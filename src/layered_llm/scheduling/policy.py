@@ -50,6 +50,8 @@ class SchedulingPolicy:
     """Open requests of one tenant; the next one is refused. Requests that name no tenant are one tenant's."""
     max_streams: int | None = None
     """Open requests of all tenants together; the next one is refused."""
+    max_queue_us: int | None = None
+    """How long a request may wait for its first choice to start; then it is ended. None for no bound."""
     max_token_gap_us: int | None = None
     """Time that a step with decode rows is to take at most, by the prefill that it has; see `pace`. None for no such bound."""
 
@@ -60,6 +62,7 @@ class SchedulingPolicy:
             "max_queued_requests": self.max_queued_requests,
             "max_unacknowledged_steps": self.max_unacknowledged_steps,
             "max_steps_in_flight": self.max_steps_in_flight,
+            "max_queue_us": 1 if self.max_queue_us is None else self.max_queue_us,
             "max_token_gap_us": 1 if self.max_token_gap_us is None else self.max_token_gap_us,
             "max_streams": 1 if self.max_streams is None else self.max_streams,
             "max_streams_per_tenant": 1 if self.max_streams_per_tenant is None else self.max_streams_per_tenant,

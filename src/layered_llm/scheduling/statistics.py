@@ -23,6 +23,7 @@ class Counters:
     aborts_late: int = 0
     stops_handled: int = 0
     stops_late: int = 0
+    queue_timeouts: int = 0
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -71,6 +72,8 @@ class SchedulerStatistics:
     """Aborts of requests that had ended or never were."""
     stops_handled: int
     stops_late: int
+    queue_timeouts: int
+    """Requests that were ended since nothing of them had started in time."""
     steps: int
     """Acknowledged ones."""
     prefill_tokens: int
@@ -101,6 +104,7 @@ def summarize(
     waiting: WaitingQueue,
     running: RunningChoices,
     steps_in_flight: int,
+    deadlines: int,
     releases: int,
 ) -> SchedulerStatistics:
     pages = running.pages
@@ -122,6 +126,7 @@ def summarize(
         aborts_late=counters.aborts_late,
         stops_handled=counters.stops_handled,
         stops_late=counters.stops_late,
+        queue_timeouts=counters.queue_timeouts,
         steps=counters.steps,
         prefill_tokens=counters.prefill_tokens,
         decode_tokens=counters.decode_tokens,
@@ -135,6 +140,7 @@ def summarize(
         maps=(
             ("requests", open_requests),
             ("tenants", tenants),
+            ("queue_deadlines", deadlines),
             ("aborts_to_release", releases),
             *_map_sizes(waiting, running, steps_in_flight),
         ),

@@ -42,6 +42,7 @@ def _scheduler_samples(statistics: SchedulerStatistics) -> Samples:
         "aborts_late": statistics.aborts_late,
         "stops_handled": statistics.stops_handled,
         "stops_late": statistics.stops_late,
+        "queue_timeouts": statistics.queue_timeouts,
         "steps": statistics.steps,
         "prompt_tokens_computed": statistics.prefill_tokens,
         "generation_tokens_computed": statistics.decode_tokens,

@@ -93,6 +93,7 @@ class SchedulerLoop:
             limits = EngineLimits(context_tokens=ready.limits.context_tokens, vocabulary_size=ready.limits.vocabulary_size)
             nursery.start_soon(self._serve_texts, core)
             nursery.start_soon(self._serve_runtime, core)
+            nursery.start_soon(self._expire, core)
             self._to_supervisor.emit(ProcessReady(role=Role.SCHEDULER, index=0, limits=limits))
             await self._obey(core, ready)
             nursery.cancel_scope.cancel(reason="told to stop")
@@ -153,6 +154,12 @@ class SchedulerLoop:
                         raise InvariantViolated("the runtime is ready once")
                     case _:
                         assert_never(message)
+            self._advance(core)
+
+    async def _expire(self, core: Scheduler) -> None:
+        while (next_us := core.next_expiry_us(_now_us())) is not None:
+            await trio.sleep_until(next_us / 1e6)
+            self._send(core.expire(_now_us()))
             self._advance(core)
 
     async def _next_results(self) -> tuple[RuntimeToScheduler, ...]:

@@ -116,6 +116,12 @@ class Settings:
     max_queued_requests: int = _setting(
         "most requests that wait; one more is answered with 429", default=1024, group="engine", low=1
     )
+    queue_timeout_s: float | None = _setting(
+        "longest time that a request waits to be started; then it is answered with 503 (default: no limit)",
+        default=None,
+        group="engine",
+        low=0.001,
+    )
     chunked_prefill_size: int = _setting(
         "token budget of one step; prefill fills what decodes leave of it",
         default=512,

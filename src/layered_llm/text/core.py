@@ -32,7 +32,7 @@ from layered_llm.text.choice_text import start_choices
 from layered_llm.text.emission import Outgoing, TextTables
 from layered_llm.text.open_request import OpenChoice, OpenRequest
 from layered_llm.text.preparation import Preparation, Prepared
-from layered_llm.text.refusals import FAILED, FELL_BEHIND, fell_behind, refusal_sentence
+from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
 
 __all__ = ["Outgoing", "Preparation", "Prepared", "TextCore"]
@@ -246,7 +246,7 @@ class TextCore:
             request, reason = self._known(request_id), FinishReason(code)
             choice = request.confirm(index, reason, output_tokens)
             if not choice.has_ended and not request.is_silent:
-                request.error = FAILED if reason is FinishReason.ERROR else request.error
+                request.error = failure_sentence(reason) or request.error
                 self._end_choice(request, index, tables, reason, text=choice.text.finish())
                 self._end_if_complete(request, tables)
             if request.is_confirmed:

@@ -70,6 +70,40 @@ async def test_heartbeats_go_on_until_a_stream_without_a_first_token_ends_with_a
     assert [AbortReason.TIMEOUT] == engine.aborts
 
 
+def waited_too_long(stream: FakeStream) -> None:
+    stream.accept()
+    stream.emit(text_delta("", token_ids=(), finish_reason=FinishReason.QUEUE_TIMEOUT), ended(error="It waited."))
+
+
+async def test_a_whole_answer_that_waited_too_long_in_the_queue_is_a_503_to_be_tried_again() -> None:
+    engine = FakeEngine(waited_too_long)
+
+    exchange = await post(application(engine), CHAT, CHAT_BODY)
+
+    error = exchange.error()
+    assert (503, "unavailable_error", "queue_timeout", "It waited.") == (
+        exchange.status,
+        *(error[key] for key in ("type", "code", "message")),
+    )
+    assert (str(SETTINGS.retry_after_s), "true") == (exchange.headers["retry-after"], exchange.headers["x-should-retry"])
+    assert [] == engine.aborts
+
+
+async def test_a_stream_that_waited_too_long_in_the_queue_ends_with_an_error_event() -> None:
+    exchange = await post(application(FakeEngine(waited_too_long)), CHAT, {**CHAT_BODY, "stream": True})
+
+    assert ("unavailable_error", "queue_timeout") == last_error(exchange.events())
+
+
+async def test_a_prompt_that_waited_too_long_takes_the_others_of_its_body_along() -> None:
+    engine = FakeEngine(accepting)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(post, application(engine), COMPLETIONS, {"prompt": ["a", "b"]})
+        waited_too_long(await engine.wait_opened(2))
+
+    assert [AbortReason.CLIENT_GONE] == engine.aborts
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_token_that_does_not_come_ends_the_answer(stream: bool, autojump_clock: MockClock) -> None:
     engine = FakeEngine(accepting)

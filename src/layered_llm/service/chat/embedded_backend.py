@@ -95,7 +95,7 @@ def _outcome(ended: RequestEnded, reason: FinishReason, params: SamplingParams) 
             return Finished(end=End.STOP, tokens=tokens)
         case FinishReason.LENGTH:
             return Finished(end=End.LENGTH if tokens == params.max_tokens else End.CONTEXT, tokens=tokens)
-        case FinishReason.ABORT | FinishReason.ERROR:
+        case FinishReason.ABORT | FinishReason.ERROR | FinishReason.QUEUE_TIMEOUT:
             return Failed("the engine ended the answer")
         case FinishReason.RUNNING:
             raise InvariantViolated("a request ended without an error before its choice had")

@@ -21,6 +21,7 @@ _WORDS: Final[dict[FinishReason, FinishWord]] = {
     FinishReason.TOOL_CALLS: "tool_calls",
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
+    FinishReason.QUEUE_TIMEOUT: "error",
 }
 
 

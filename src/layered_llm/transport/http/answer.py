@@ -15,7 +15,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage
 from layered_llm.transport.http import sse
-from layered_llm.transport.http.api_error import ApiError, request_failed
+from layered_llm.transport.http.api_error import ApiError, queue_timeout, request_failed
 from layered_llm.transport.http.openai_schema import responses
 from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
@@ -36,8 +36,13 @@ class AnswerPlan:
     continuous_usage: bool
     echoes_logprobs: bool = False
     """The log probabilities of a choice begin with those of its prompt."""
+    retry_after_s: int = 1
+    """When the client of an answer that the engine had no room for may try again."""
     tells_prompts: bool = False
     """Those of the prompts are told apart, where the answer is whole."""
+
+    def tally(self) -> "Tally":
+        return Tally(self.prompts, self.retry_after_s)
 
     def logprobs(
         self, writer: LogprobWriter, output: Sequence[SampledLogprob], prompt: Sequence[SampledLogprob]
@@ -52,6 +57,7 @@ class Tally:
     """How many of an answer's requests go on, what they used, and what went wrong; the first failure completes the answer."""
 
     _open: int
+    _retry_after_s: int
     _usages: list[Usage] = attrs.field(init=False, factory=list)
     _error: ApiError | None = attrs.field(init=False, default=None)
 
@@ -74,12 +80,14 @@ class Tally:
     def note_delta(self, delta: ChoiceDelta) -> None:
         if delta.finish_reason in {FinishReason.ABORT, FinishReason.ERROR}:
             self._fail("The server ended the request.")
+        elif delta.finish_reason is FinishReason.QUEUE_TIMEOUT:
+            self._error = self._error or queue_timeout("The request waited too long to be started.", self._retry_after_s)
 
     def note_end(self, ended: RequestEnded) -> None:
         self._open -= 1
         self._usages.append(ended.usage)
         if ended.error is not None:
-            self._error = request_failed(ended.error)
+            self._error = self._worded(ended.error)
         if self._error is not None:
             self._open = 0
 
@@ -87,13 +95,17 @@ class Tally:
         # The request's own end may follow and says more.
         self._error = self._error or request_failed(message)
 
+    def _worded(self, message: str) -> ApiError:
+        """The error that a choice told, if any did, in the words of its request."""
+        return attrs.evolve(self._error or request_failed(message), message=message)
+
 
 @attrs.define
 class StreamedAnswer:
     """Turns batches of events into server-sent events."""
 
     _plan: AnswerPlan
-    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: Tally(self._plan.prompts), takes_self=True))
+    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: self._plan.tally(), takes_self=True))
     _opened: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
     """What words the log probabilities of each choice that had output."""
     _completion_tokens: int = attrs.field(init=False, default=0)
@@ -171,7 +183,7 @@ class WholeAnswer:
     """Gathers batches of events for a response that is sent at once."""
 
     _plan: AnswerPlan
-    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: Tally(self._plan.prompts), takes_self=True))
+    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: self._plan.tally(), takes_self=True))
     _choices: Sequence[_GrowingChoice] = attrs.field(
         init=False,
         default=attrs.Factory(

@@ -106,6 +106,17 @@ def request_failed(message: str) -> ApiError:
     return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="engine_error")
 
 
+def queue_timeout(message: str, retry_after_s: int) -> ApiError:
+    """The engine had no room for the request in time; it computed nothing of it, so that another try may do better."""
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=UNAVAILABLE,
+        message=message,
+        code="queue_timeout",
+        retry_after_s=retry_after_s,
+    )
+
+
 def timed_out(message: str, code: str) -> ApiError:
     """The engine was too slow for a limit of this server; a repetition would only add to its load."""
     return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)

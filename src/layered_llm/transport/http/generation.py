@@ -53,7 +53,7 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
         return error_reply(prompt_tokens)
     public = public_id(shape.id_prefix, streams[0].request)
     head = ResponseHead(id=public, created_s=int(context.wall_clock()), model=model)
-    plan = _plan(request, shape, head, prompt_tokens)
+    plan = _plan(context, request, shape, head, prompt_tokens)
     source = open_source(streams, exchange.nursery)
     if request.stream:
         return _streamed(context, patience, plan, streams, source)
@@ -113,7 +113,7 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-def _plan(request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_tokens: int) -> AnswerPlan:
+def _plan(context: HttpContext, request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_tokens: int) -> AnswerPlan:
     return AnswerPlan(
         shape=shape,
         head=head,
@@ -122,6 +122,7 @@ def _plan(request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_t
         prompt_tokens=prompt_tokens,
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
+        retry_after_s=context.settings.retry_after_s,
         echoes_logprobs=request.told.echo and request.told.logprobs is not None,
         tells_prompts=request.told.has_prompt_field,
     )

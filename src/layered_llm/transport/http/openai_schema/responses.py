@@ -121,7 +121,7 @@ def finish_reason_name(reason: FinishReason) -> str | None:
             return "length"
         case FinishReason.TOOL_CALLS:
             return "tool_calls"
-        case FinishReason.RUNNING | FinishReason.ABORT | FinishReason.ERROR:
+        case FinishReason.RUNNING | FinishReason.ABORT | FinishReason.ERROR | FinishReason.QUEUE_TIMEOUT:
             return None
         case _ as unreachable:
             assert_never(unreachable)
