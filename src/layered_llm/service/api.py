@@ -111,6 +111,7 @@ def _http_settings(settings: Settings) -> HttpSettings:
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=BODY_TIMEOUT_S,
         retry_after_s=RETRY_AFTER_S,
+        has_vllm_metrics=settings.metrics_prefix == "vllm",
         first_token_timeout_s=_or_unbounded(settings.first_token_timeout_s),
         idle_timeout_s=_or_unbounded(settings.idle_timeout_s),
         about=About(

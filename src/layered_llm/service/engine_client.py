@@ -113,7 +113,9 @@ class EngineClient:
                 reason=RejectReason.QUEUE_FULL,
                 message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
             )
-        record = self._requests.open(request, connection.text, trio.current_time(), choices=params.n)
+        record = self._requests.open(
+            request, connection.text, trio.current_time(), choices=params.n, max_tokens=params.max_tokens
+        )
         stream = RequestStream(record, connection, self.close, placement.tenant)
         self._streams[request] = stream
         connection.open_requests += 1

@@ -18,7 +18,7 @@ from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
 from layered_llm.service.delta_logprobs import prompt_logprobs, sampled_logprobs
-from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, TTFT_BUCKETS_S, Histogram
+from layered_llm.service.request_figures import RequestFigures, RequestTimes
 
 
 @enum.unique
@@ -39,7 +39,7 @@ class RequestRecord:
 
     request: RequestId
     text: TextId
-    submitted_s: float
+    times: RequestTimes
     open_choices: int
     """Choices without a finish reason yet."""
     phase: Phase = Phase.SUBMITTED
@@ -49,7 +49,6 @@ class RequestRecord:
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
     """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
     _end: RequestEnded | None = None
-    _last_token_s: dict[int, float] = attrs.field(factory=dict)
 
     @property
     def has_events(self) -> bool:
@@ -71,19 +70,10 @@ class RequestRecord:
     def finish(self, end: RequestEnded) -> None:
         self.phase, self._end = Phase.ENDED, end
 
-    def gap_s(self, choice: int, now_s: float) -> float | None:
-        """Time since the choice's last tokens, None at its first; from then on `now_s` is the last."""
-        last_s, self._last_token_s[choice] = self._last_token_s.get(choice), now_s
-        return None if last_s is None else now_s - last_s
-
     @property
     def is_over(self) -> bool:
         """Nothing more comes; what came may still be there to be fetched."""
         return self.phase not in (Phase.SUBMITTED, Phase.ACCEPTED)
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._last_token_s)
 
 
 def _merged(earlier: ChoiceDelta, later: ChoiceDelta) -> ChoiceDelta:
@@ -113,16 +103,17 @@ class OpenRequests:
     _failed: int = 0
     _finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
     _aborts: dict[AbortReason, int] = attrs.field(factory=lambda: dict.fromkeys(AbortReason, 0))
-    _ttft: Histogram = attrs.field(factory=lambda: Histogram(TTFT_BUCKETS_S))
-    _inter_token: Histogram = attrs.field(factory=lambda: Histogram(INTER_TOKEN_BUCKETS_S))
+    _figures: RequestFigures = attrs.field(factory=RequestFigures)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def open(self, request: RequestId, text: TextId, now_s: float, *, choices: int = 1) -> RequestRecord:
+    def open(
+        self, request: RequestId, text: TextId, now_s: float, *, choices: int = 1, max_tokens: int | None = None
+    ) -> RequestRecord:
         if request in self._records:
             raise InvariantViolated(f"request {request} is open already")
-        record = RequestRecord(request, text, now_s, choices)
+        record = RequestRecord(request, text, RequestTimes(now_s, choices, max_tokens), choices)
         self._records[request] = record
         return record
 
@@ -163,7 +154,8 @@ class OpenRequests:
                 self._late += 1
                 continue
             record.add_delta(delta)
-            self._observe(record, delta, now_s)
+            self._count_finish(record, delta)
+            self._figures.observe(record.times, delta, now_s)
             touched[request] = record
         for request, end in _ends(message):
             record = self._records.pop(request, None)
@@ -171,6 +163,7 @@ class OpenRequests:
                 self._late += 1
                 continue
             record.finish(end)
+            self._figures.observe_end(record.times, end, now_s)
             self._ended += 1
             self._failed += end.error is not None
             touched[request] = record
@@ -204,8 +197,7 @@ class OpenRequests:
             ("layered_llm_requests_failed_total", float(self._failed)),
             ("layered_llm_requests_lost_total", float(self._lost)),
             ("layered_llm_late_rows_total", float(self._late)),
-            *self._ttft.samples("layered_llm_time_to_first_token_seconds"),
-            *self._inter_token.samples("layered_llm_inter_token_latency_seconds"),
+            *self._figures.samples(),
         )
 
     def _finish_rest(self, record: RequestRecord, reason: FinishReason) -> None:
@@ -213,17 +205,10 @@ class OpenRequests:
         if record.phase is Phase.ACCEPTED:
             self._finished[reason] += record.open_choices
 
-    def _observe(self, record: RequestRecord, delta: ChoiceDelta, now_s: float) -> None:
+    def _count_finish(self, record: RequestRecord, delta: ChoiceDelta) -> None:
         if delta.finish_reason is not FinishReason.RUNNING:
             self._finished[delta.finish_reason] += 1
             record.open_choices -= 1
-        if not delta.token_ids:
-            return
-        if not record.has_tokens:
-            self._ttft.observe(now_s - record.submitted_s)
-        gap_s = record.gap_s(delta.choice, now_s)
-        if gap_s is not None:
-            self._inter_token.observe(gap_s / len(delta.token_ids), len(delta.token_ids))
 
 
 def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:

@@ -12,6 +12,8 @@ from layered_llm.service.histogram import TTFT_BUCKETS_S, Histogram
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 
+STEP_TOKEN_BUCKETS: Final = (1.0, *(float(1 << power) for power in range(3, 15)))
+
 RELEASE_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08),
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0),
@@ -26,7 +28,7 @@ class SchedulerFigures:
     _max_step_tokens: int
     _queue_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
-
+    _step_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
     _release_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_BUCKETS_S))
     _release_steps: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_STEP_BUCKETS))
 
@@ -34,6 +36,7 @@ class SchedulerFigures:
         """A step was sent, the first one for requests that waited this long."""
         if tokens:  # a step without any only tells the runtime which slots are retired
             self._step_fill.observe(tokens / self._max_step_tokens)
+            self._step_tokens.observe(tokens)
         for wait_us in waited_us:
             self._queue_time.observe(wait_us / 1e6)
 
@@ -47,6 +50,7 @@ class SchedulerFigures:
         return (
             *self._queue_time.samples("layered_llm_queue_time_seconds"),
             *self._step_fill.samples("layered_llm_step_fill_ratio"),
+            *self._step_tokens.samples("layered_llm_step_tokens"),
             *self._release_time.samples("layered_llm_abort_release_seconds"),
             *self._release_steps.samples("layered_llm_abort_release_steps"),
         )

@@ -30,6 +30,7 @@ DEVICES: Final = ("cpu", "scripted")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
 SCRIPTS: Final = ("echo", "hash")
+METRICS_PREFIXES: Final = ("layered_llm", "vllm")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SLEEPING_THREADS: Final[Mapping[str, str]] = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
 """By default torch's threads spin while they wait for each other, which they do hundreds of times in a step. Where a core is
@@ -108,6 +109,13 @@ class Settings:
         low=1,
     )
     max_open_requests: int = _setting("most open requests of one API process", default=4096, group="http", low=1)
+
+    metrics_prefix: str = _setting(
+        "vllm: /metrics tells what vLLM has too under vLLM's names, beside all figures under our own",
+        default="layered_llm",
+        group="http",
+        choices=METRICS_PREFIXES,
+    )
 
     num_tokenizers: int = _setting("text worker processes", default=1, group="engine", aliases=("--num-tokenizer",), low=1)
     max_running_requests: int = _setting(

@@ -3,7 +3,8 @@ import pytest
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, Role, StateReport
 from layered_llm.transport.http.engine_port import EngineLost
-from support.http_client import application, get, post
+from support.exposition import read_exposition
+from support.http_client import SETTINGS, application, get, post
 from support.http_engine import READY, FakeEngine
 
 PAGES = {"pages_total": 64, "pages_free": 60, "pages_cached": 4, "pages_used": 0}
@@ -144,6 +145,32 @@ async def test_each_family_is_introduced_once_however_many_labels_it_has() -> No
     assert len({line for line in lines if line.startswith("# TYPE")}) == len(
         [line for line in lines if line.startswith("# TYPE")]
     )
+
+
+async def test_sums_are_left_out_while_a_process_does_not_answer() -> None:
+    samples = (("layered_llm_aborts_emitted_total", 2.0),)
+    reports = (report(Role.API, samples=samples), scheduler(running=3))
+
+    whole, partial = await metrics_lines(state(*reports)), await metrics_lines(state(*reports, silent=("api-2",)))
+
+    assert {"layered_llm_aborts_emitted_total 2", "layered_llm_processes_silent 0"} <= set(whole)
+    assert {"layered_llm_requests_running 3", "layered_llm_processes_silent 1"} <= set(partial)
+    assert not [line for line in partial if "aborts_emitted" in line]
+
+
+async def test_a_models_name_in_a_label_is_escaped() -> None:
+    settings = attrs.evolve(SETTINGS, served_model_names=('C:\\models\n"best"',), has_vllm_metrics=True)
+    samples = (("layered_llm_prompt_tokens_total", 2.0),)
+    engine = FakeEngine(reported=state(report(Role.API, samples=samples), scheduler(running=3)))
+
+    families = read_exposition((await get(application(engine, settings=settings), "/metrics")).body.decode())
+
+    assert 2 == families["vllm:prompt_tokens_total"].value(model_name=r"C:\\models\n\"best\"", engine="0")
+    assert 3 == families["vllm:num_requests_running"].value()
+
+
+async def test_nothing_is_told_under_vllms_names_unless_asked_for() -> None:
+    assert not [line for line in await metrics_lines(state(scheduler(running=3))) if "vllm:" in line]
 
 
 async def test_metrics_of_a_lost_engine_say_that_it_is_not_ready() -> None:

@@ -5,6 +5,9 @@ Must not know: HTTP, how a figure is counted, how reports are gathered.
 Samples arrive with their full names, labels included, and are summed over processes: that is right for counters and for
 histogram buckets, and gauges are taken from one process alone. Every family has exactly one HELP and one TYPE line, and its
 samples stand together, buckets by rising bound.
+
+A sum without the part of a process that did not answer would look as if the counter had begun again, and the next one as if all
+of it had happened in between: then no sums are told at all, and whoever reads them sees a gap.
 """
 
 import math
@@ -16,6 +19,7 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.messages.supervision import EngineState, Role
+from layered_llm.transport.http.vllm_metrics import number, vllm_lines
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -69,27 +73,52 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "step_fill_ratio": _Family("histogram", "Tokens that a step computes, as a part of the most that it may."),
     "abort_release_seconds": _Family("histogram", "From an abort in the scheduler until its request's pages are all back."),
     "abort_release_steps": _Family("histogram", "Steps in flight that these pages had to wait for."),
+    "step_tokens": _Family("histogram", "Tokens that a step computes."),
     "preemptions_total": _Family("counter", "Running choices that were put back to be computed again."),
     "steps_total": _Family("counter", "Steps that the runtime executed."),
     "time_to_first_token_seconds": _Family("histogram", "From the submit of a request to its first token."),
     "inter_token_latency_seconds": _Family("histogram", "Between two tokens of a choice."),
+    "generation_tokens_emitted_total": _Family("counter", "Output tokens that came to API processes."),
+    "prompt_tokens_cached_total": _Family("counter", "Prompt tokens of ended requests that were found in the prefix index."),
+    "request_time_per_output_token_seconds": _Family("histogram", "Between the tokens of an ended request, on average."),
+    "e2e_request_latency_seconds": _Family("histogram", "From the submit of a request to its end."),
+    "request_decode_time_seconds": _Family("histogram", "From the first token of an ended request to its last."),
+    "request_prompt_tokens": _Family("histogram", "Prompt tokens of an ended request."),
+    "request_generation_tokens": _Family("histogram", "Output tokens of an ended request."),
+    "request_max_generation_tokens": _Family("histogram", "Output tokens of the longest choice of an ended request."),
+    "request_params_max_tokens": _Family("histogram", "The max_tokens of an ended request that named it."),
+    "request_params_n": _Family("histogram", "Choices that an ended request asked for."),
 }
 
 
-def render(state: EngineState, *, is_ready: bool) -> str:
-    """The whole exposition, each line ended by a line feed."""
-    lines = [*_family_lines("engine_ready", _Family("gauge", "1 while the engine takes requests."), [("", float(is_ready))])]
-    lines += _gauge_lines(state)
-    lines += _sample_lines(_summed(state))
+def render(state: EngineState, *, is_ready: bool, vllm_model_name: str | None = None) -> str:
+    """The whole exposition, each line ended by a line feed; with a model's name vLLM's names come first."""
+    sums = {} if state.silent else _summed(state)
+    gauges = _scheduler_gauges(state)
+    lines = [] if vllm_model_name is None else list(vllm_lines(_in_order(sums), gauges, vllm_model_name))
+    lines += _family_lines("engine_ready", _Family("gauge", "1 while the engine takes requests."), [("", float(is_ready))])
+    lines += _family_lines(
+        "processes_silent",
+        _Family("gauge", "Processes that did not answer; while there are any, no sums are told."),
+        [("", float(len(state.silent)))],
+    )
+    lines += _gauge_lines(state, gauges)
+    lines += _sample_lines(sums)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _gauge_lines(state: EngineState) -> Iterable[str]:
-    schedulers = [dict(report.gauges) for report in state.reports if report.role is Role.SCHEDULER]
+def _scheduler_gauges(state: EngineState) -> Mapping[str, int]:
+    return next((dict(report.gauges) for report in state.reports if report.role is Role.SCHEDULER), {})
+
+
+def _in_order(sums: Mapping[str, float]) -> Mapping[str, float]:
+    return {sample: sums[sample] for sample in sorted(sums, key=_place)}
+
+
+def _gauge_lines(state: EngineState, gauges: Mapping[str, int]) -> Iterable[str]:
     for name, (gauge, text) in _GAUGES.items():
-        samples = [("", float(gauges[gauge])) for gauges in schedulers[:1] if gauge in gauges]
-        if samples:
-            yield from _family_lines(name, _Family("gauge", text), samples)
+        if gauge in gauges:
+            yield from _family_lines(name, _Family("gauge", text), [("", float(gauges[gauge]))])
     opened = [
         (f'{{role="{report.role.value}",index="{report.index}"}}', float(report.open_requests)) for report in state.reports
     ]
@@ -101,7 +130,7 @@ def _family_lines(name: str, family: _Family, samples: Iterable[tuple[str, float
     yield f"# HELP {PREFIX}{name} {family.text}"
     yield f"# TYPE {PREFIX}{name} {family.kind}"
     for labels, value in samples:
-        yield f"{PREFIX}{name}{labels} {_number(value)}"
+        yield f"{PREFIX}{name}{labels} {number(value)}"
 
 
 def _summed(state: EngineState) -> Mapping[str, float]:
@@ -121,7 +150,7 @@ def _sample_lines(sums: Mapping[str, float]) -> Iterable[str]:
         yield f"# HELP {name} {family.text}"
         yield f"# TYPE {name} {family.kind}"
         for sample in sorted(families[name], key=_place):
-            yield f"{sample} {_number(sums[sample])}"
+            yield f"{sample} {number(sums[sample])}"
 
 
 def _family_name(sample: str) -> str:
@@ -149,7 +178,3 @@ def _place(sample: str) -> tuple[str, str, float]:
     if bound is None:
         return (others, name, math.inf)
     return (others, "", math.inf if bound[1] == "+Inf" else float(bound[1]))
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() else repr(value)

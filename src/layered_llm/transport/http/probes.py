@@ -38,7 +38,9 @@ async def metrics(context: HttpContext) -> Response:
     except EngineLost:
         state = EngineState(query=0, reports=(), silent=())
     is_ready = context.engine.status().phase is EnginePhase.READY
-    return Response(render(state, is_ready=is_ready), content_type=CONTENT_TYPE)
+    settings = context.settings
+    model_name = settings.served_model_names[0] if settings.has_vllm_metrics else None
+    return Response(render(state, is_ready=is_ready, vllm_model_name=model_name), content_type=CONTENT_TYPE)
 
 
 async def flush_cache(context: HttpContext) -> Response:

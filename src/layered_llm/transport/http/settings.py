@@ -41,6 +41,8 @@ class HttpSettings:
     """When a refused client may try again."""
     first_token_timeout_s: float = math.inf
     """How long a response may be without output at its beginning, its time in the queue included."""
+    has_vllm_metrics: bool = False
+    """Whether `/metrics` tells the figures that vLLM has too under vLLM's names as well."""
     idle_timeout_s: float = math.inf
     """How long it may be without output later; neither limits how long it may go on."""
     about: About = attrs.field(factory=About)
