@@ -18,6 +18,17 @@ def assert_aborted(rig: Rig, request: int, choices: int = 1) -> None:
     assert (1, 0) == (figures.aborts_handled, figures.aborts_late)
 
 
+def test_aborts_are_counted_by_the_worker_that_they_came_from() -> None:
+    rig = Rig()
+    for request, worker in ((1, 0), (2, 1)):
+        rig.admit(admit(request), worker=worker)
+        rig.abort(request)
+    rig.abort(2)
+
+    assert ((TextId(0), 1), (TextId(1), 2)) == rig.scheduler.statistics().aborts_taken
+    rig.run()
+
+
 @pytest.fixture(params=[1, 2])
 def in_flight(request: pytest.FixtureRequest) -> int:
     return int(request.param)

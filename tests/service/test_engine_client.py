@@ -8,6 +8,7 @@ from layered_llm.domain.ids import ApiId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
+    AbortTally,
     ApiToSupervisor,
     EnginePhase,
     EngineState,
@@ -162,6 +163,28 @@ async def test_a_generation_that_ends_loses_its_requests_and_owes_nothing() -> N
             await stream.receive()
     assert 0 == next_text.outbox.pending
     assert [0, 0, 0] == maps(client)
+
+
+def samples(client: EngineClient) -> dict[str, float]:
+    return dict(client.report(0).samples)
+
+
+async def test_aborts_are_told_by_text_worker_and_lost_with_their_generation() -> None:
+    first, second = connection(0), connection(1)
+    client = ready_client(first, second)
+    for _ in range(3):
+        with contextlib.ExitStack() as owner:
+            opened(client, owner)
+
+    assert (AbortTally(peer=Role.TEXT, index=0, aborts=3), AbortTally(peer=Role.TEXT, index=1, aborts=0)) == (
+        client.report(0).aborts_sent
+    )
+    assert 0.0 == samples(client)["layered_llm_aborts_lost_total"]
+
+    client.on_status(RESTARTING, ())
+    client.on_status(READY, (connection(0),))
+    assert 3.0 == samples(client)["layered_llm_aborts_lost_total"]
+    assert (AbortTally(peer=Role.TEXT, index=0, aborts=0),) == client.report(0).aborts_sent
 
 
 async def test_a_status_of_the_same_generation_loses_nothing() -> None:

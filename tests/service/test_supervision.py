@@ -138,6 +138,16 @@ def test_a_dead_api_process_is_told_to_every_text_worker(supervision: Supervisio
     assert (("text-0", ApiDied(api=API)), ("text-1", ApiDied(api=API))) == supervision.api_died(API)
 
 
+def test_text_workers_are_told_of_a_goodbye_while_others_stay(supervision: Supervision) -> None:
+    make_ready(supervision)
+    hello(supervision)
+    hello(supervision, OTHER_API)
+
+    assert {("text-0", ApiDied(api=API)), ("text-1", ApiDied(api=API)), (api_peer_name(API), Stop())} == set(
+        supervision.api_goodbye(API)
+    )
+
+
 def test_the_exit_after_a_goodbye_is_no_death(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)

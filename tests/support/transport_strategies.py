@@ -103,6 +103,7 @@ runtime_limits = st.builds(
 )
 roles = st.sampled_from(supervision.Role)
 named_numbers = st.lists(st.tuples(texts, ids), max_size=3).map(tuple)
+abort_tallies = st.builds(supervision.AbortTally, peer=roles, index=ids, aborts=ids)
 state_reports = st.builds(
     supervision.StateReport,
     query=ids,
@@ -114,6 +115,8 @@ state_reports = st.builds(
     gauges=named_numbers,
     samples=st.lists(st.tuples(texts, st.floats(allow_nan=False)), max_size=3).map(tuple),
     violations=st.lists(texts, max_size=2).map(tuple),
+    aborts_sent=st.lists(abort_tallies, max_size=2).map(tuple),
+    aborts_taken=st.lists(abort_tallies, max_size=2).map(tuple),
 )
 
 

@@ -33,7 +33,18 @@ def last_event(received: bytes) -> Any:
     return json.loads(events[-1].partition(b"\n\n")[0])
 
 
+def leave_streams(server: Server, count: int) -> None:
+    """So many clients that leave in the middle of an answer."""
+    for _ in range(count):
+        with raw_client(server.port) as client:
+            client.post("/v1/completions", {**ENDLESS, "stream": True})
+            client.read_until(b'"text"')
+            client.leave("RST")
+    server.wait_quiescent()
+
+
 def check_death(server: Server, role: str) -> None:
+    leave_streams(server, 2)
     with raw_client(server.port) as stream, ThreadPoolExecutor(1) as whole:
         stream.post("/v1/completions", {**ENDLESS, "stream": True})
         stream.read_until(b'"text"', count=3)
@@ -49,7 +60,10 @@ def check_death(server: Server, role: str) -> None:
     server.wait_ready()
     assert victim.pid != server.process_of(role).pid
     assert (200, "abcab") == answer(server)
-    server.wait_quiescent()
+    leave_streams(server, 1)
+    emitted, *outcomes = (server.total(f"aborts_{word}_total") for word in ("emitted", "handled", "late", "lost"))
+    assert emitted == sum(outcomes)
+    assert 3 == emitted
 
 
 @pytest.mark.parametrize("role", ENGINE_ROLES)

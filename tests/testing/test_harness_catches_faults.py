@@ -23,6 +23,7 @@ from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everyw
 from layered_llm.testing.injection import Fault, StepsOf
 from layered_llm.testing.scenarios import all_scenarios, beside, library
 from layered_llm.text.core import Outgoing, TextCore
+from layered_llm.transport.http import debug_state
 from layered_llm.transport.outbox import Outbox
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
@@ -184,7 +185,17 @@ def test_an_abort_that_the_text_core_does_not_pass_on_is_seen(monkeypatch: pytes
 
     monkeypatch.setattr(TextCore, "abort", swallow)
 
-    assert "C3: 1 aborts were emitted, 0 handled, 0 late" in broken(run_once())
+    assert "C3: 1 aborts were emitted, 0 handled, 0 late, 0 lost" in broken(run_once())
+
+
+def test_an_engine_that_is_quiescent_while_an_abort_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug_state, "_aborts_on_their_way", lambda _state: False)
+    slow = InlineEngineOptions(script=hash_script(97, 26), largest_delay_s=0.5)
+    target = Target(name="faulty", run=library(max_tokens=8), options=slow)
+
+    failures = cancel_everywhere(target, seeds=range(4), faults=[Fault.CANCEL], points=Points(every=2)).failures
+
+    assert "C3: 1 aborts were emitted, 0 handled, 0 late, 0 lost" in broken(failures)
 
 
 def test_output_that_depends_on_who_was_aborted_beside_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

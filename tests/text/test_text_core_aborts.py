@@ -225,6 +225,20 @@ def test_what_a_dead_api_had_sent_and_comes_later_is_dropped() -> None:
     bench.assert_quiescent()
 
 
+def test_aborts_are_counted_by_their_sender_and_those_of_the_dead_apart() -> None:
+    bench = CoreBench.of()
+    for api in (API, API, OTHER_API):
+        bench.abort(bench.begin(PROMPT, api=api).request)
+    assert 0 == bench.core.statistics().aborts_of_the_gone
+
+    bench.core.api_gone(API, AbortReason.PEER_DIED)
+    bench.abort(compose_request_id(API, 10**6))
+
+    statistics = bench.core.statistics()
+    assert {API: 3, OTHER_API: 1} == dict(statistics.aborts_taken)
+    assert 3 == statistics.aborts_of_the_gone
+
+
 def test_a_slow_api_is_told_the_end_of_each_request_once() -> None:
     bench = CoreBench.of()
     requests = in_every_phase(bench)

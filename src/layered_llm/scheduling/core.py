@@ -186,6 +186,7 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         return summarize(
             counters=self._counters,
+            workers=self._workers.values(),
             open_requests=self._open.count,
             tenants=self._open.tenant_count,
             waiting=self._waiting,
@@ -221,6 +222,7 @@ class Scheduler:
         return Queued(request=admit.request)
 
     def _abort(self, worker: TextId, message: AbortRequest, now_us: int) -> tuple[Outgoing, ...]:
+        self._worker(worker).aborts_taken += 1
         request = self._open.find(worker, message.request)
         if request is None:
             self._counters.aborts_late += 1

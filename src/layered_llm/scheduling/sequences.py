@@ -42,6 +42,8 @@ class TextWorker:
 
     worker: TextId
     _max_unacknowledged_steps: int
+    aborts_taken: int = attrs.field(init=False, default=0)
+    """Aborts that came from it."""
     has_credit: bool = attrs.field(init=False, default=True)
     """Without credit no choice of the worker is planned or started. Kept up to date here, as every row asks for it."""
     _unacknowledged: deque[StepId] = attrs.field(init=False, factory=deque)

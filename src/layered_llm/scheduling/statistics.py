@@ -4,12 +4,15 @@ Must not know: metric names, scraping.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 import attrs
 
 from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.ids import TextId
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.scheduling.running import RunningChoices
+from layered_llm.scheduling.sequences import TextWorker
 from layered_llm.scheduling.waiting import WaitingQueue
 
 
@@ -70,6 +73,8 @@ class SchedulerStatistics:
     aborts_handled: int
     aborts_late: int
     """Aborts of requests that had ended or never were."""
+    aborts_taken: tuple[tuple[TextId, int], ...]
+    """Both together, by the text worker that they came from."""
     stops_handled: int
     stops_late: int
     queue_timeouts: int
@@ -99,6 +104,7 @@ class SchedulerStatistics:
 def summarize(
     *,
     counters: Counters,
+    workers: Iterable[TextWorker],
     open_requests: int,
     tenants: int,
     waiting: WaitingQueue,
@@ -124,6 +130,7 @@ def summarize(
         choices_accepted=counters.choices_accepted,
         aborts_handled=counters.aborts_handled,
         aborts_late=counters.aborts_late,
+        aborts_taken=tuple((worker.worker, worker.aborts_taken) for worker in workers),
         stops_handled=counters.stops_handled,
         stops_late=counters.stops_late,
         queue_timeouts=counters.queue_timeouts,

@@ -21,6 +21,7 @@ from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rej
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
     AbortByName,
+    AbortTally,
     ApiToSupervisor,
     EnginePhase,
     EngineState,
@@ -50,6 +51,7 @@ class TextConnection:
     text: TextId
     outbox: Outbox[ApiToText]
     open_requests: int = 0
+    aborts_sent: int = 0
 
 
 class EngineClient:
@@ -77,6 +79,7 @@ class EngineClient:
         self._supervisor: Outbox[ApiToSupervisor] | None = None
         self._next_query = 1
         self._answers: dict[int, _Answer] = {}
+        self._aborts_lost = 0
         self._status = EngineStatus(
             phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the supervisor"
         )
@@ -182,7 +185,8 @@ class EngineClient:
                 ("streams", len(self._streams)),
                 ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
             ),
-            samples=self._requests.samples(),
+            samples=(*self._requests.samples(), ("layered_llm_aborts_lost_total", float(self._aborts_lost))),
+            aborts_sent=tuple(AbortTally(peer=Role.TEXT, index=text.text, aborts=text.aborts_sent) for text in self._texts),
         )
 
     def on_supervisor(self, supervisor: Outbox[ApiToSupervisor] | None) -> None:
@@ -192,6 +196,7 @@ class EngineClient:
     def on_status(self, status: EngineStatus, texts: tuple[TextConnection, ...]) -> None:
         """The engine's status changed; `texts` are its workers while it is READY. What other workers had is lost."""
         gone = [text for text in self._texts if text not in texts]
+        self._aborts_lost += sum(text.aborts_sent for text in gone)
         self._texts, self._status = texts, status
         for record in self._requests.lose(text.text for text in gone) if gone else ():
             self._leave(self._streams[record.request], None)
@@ -247,6 +252,7 @@ class EngineClient:
             raise InvariantViolated(f"request {stream.request} is left twice")
         stream.connection.open_requests -= 1
         if abort is not None:
+            stream.connection.aborts_sent += 1
             stream.connection.outbox.emit(abort)
         else:
             stream.connection.outbox.release(1)

@@ -3,7 +3,7 @@
 Must not know: how a report travels or is rendered.
 """
 
-from layered_llm.domain.messages.supervision import Role, StateReport
+from layered_llm.domain.messages.supervision import AbortTally, Role, StateReport
 from layered_llm.scheduling.statistics import SchedulerStatistics
 from layered_llm.text.text_statistics import TextStatistics
 
@@ -33,6 +33,7 @@ def scheduler_report(
         ),
         samples=(*_scheduler_samples(statistics), *histograms),
         violations=violations,
+        aborts_taken=tuple(AbortTally(peer=Role.TEXT, index=text, aborts=aborts) for text, aborts in statistics.aborts_taken),
     )
 
 
@@ -76,12 +77,17 @@ def text_report(statistics: TextStatistics, violations: tuple[str, ...], *, quer
         maps=statistics.maps,
         samples=_text_samples(statistics),
         violations=violations,
+        aborts_sent=(AbortTally(peer=Role.SCHEDULER, index=0, aborts=statistics.aborts_forwarded + statistics.aborts_own),),
+        aborts_taken=tuple(AbortTally(peer=Role.API, index=api, aborts=aborts) for api, aborts in statistics.aborts_taken),
     )
 
 
 def _text_samples(statistics: TextStatistics) -> Samples:
-    """Aborts that this worker speaks for a dead API process count as emitted: emitted = handled + late, over all processes."""
+    """So that emitted = handled + late + lost over all processes, this worker says for API processes what they do not: the
+    aborts that it gives in their place, and those that came from processes that are gone since.
+    """
     counters = {
+        'aborts_emitted_total{reason="process_gone"}': statistics.aborts_of_the_gone,
         'aborts_emitted_total{reason="text_worker"}': statistics.aborts_own,
         "aborts_handled_total": statistics.aborts_handled,
         "aborts_late_total": statistics.aborts_late,

@@ -148,15 +148,14 @@ class Supervision:
         """An API process leaves in good order; it waits for the Stop, the last one for the end of the supervisor."""
         peer = api_peer_name(api)
         answers = self._forget_api(peer)
-        return (*answers, (peer, Stop())) if self._apis else answers
+        return (*answers, *self._tell_texts(ApiDied(api=api)), (peer, Stop())) if self._apis else answers
 
     def api_died(self, api: ApiId) -> tuple[Outgoing, ...]:
         """An API process is gone without goodbye (or after it: then nothing is open and nothing happens)."""
         if api_peer_name(api) not in self._apis:
             return ()
         answers = self._forget_api(api_peer_name(api))
-        texts = [peer for peer in self._engine if peer.startswith(Role.TEXT)]
-        return (*answers, *((peer, ApiDied(api=api)) for peer in texts))
+        return (*answers, *self._tell_texts(ApiDied(api=api)))
 
     def query_state(self, asker: str, query: StateQuery, now_s: float) -> tuple[Outgoing, ...]:
         """Passes an API process's question on to everybody, under a number of its own."""
@@ -191,6 +190,9 @@ class Supervision:
         self._aborts.expire(now_s)
         late = [number for number, query in self._queries.items() if query.expires_s <= now_s]
         return tuple(outgoing for number in late for outgoing in self._answer(number))
+
+    def _tell_texts(self, word: SupervisorToEngine) -> tuple[Outgoing, ...]:
+        return tuple((peer, word) for peer in self._engine if peer.startswith(Role.TEXT))
 
     def _size_texts(self) -> tuple[Outgoing, ...]:
         """Tells the limits to the text workers that came up since they are known, or before."""

@@ -12,17 +12,15 @@ from layered_llm.transport.http.debug_state import is_quiescent
 _EMITTED: Final = "layered_llm_aborts_emitted_total"
 _HANDLED: Final = "layered_llm_aborts_handled_total"
 _LATE: Final = "layered_llm_aborts_late_total"
+_LOST: Final = "layered_llm_aborts_lost_total"
 
 
-def broken_promises(state: EngineState, aborts_of_the_dead: int = 0) -> tuple[str, ...]:
-    """What an engine without open requests does not keep, one sentence each; empty is right.
-
-    `aborts_of_the_dead`: those that reached the engine from API processes that are not there any more to report them.
-    """
-    return tuple(_broken(state, aborts_of_the_dead))
+def broken_promises(state: EngineState) -> tuple[str, ...]:
+    """What an engine without open requests does not keep, one sentence each; empty is right."""
+    return tuple(_broken(state))
 
 
-def _broken(state: EngineState, aborts_of_the_dead: int) -> Iterator[str]:
+def _broken(state: EngineState) -> Iterator[str]:
     if state.silent:
         yield f"no answer from {', '.join(state.silent)}"
     for report in state.reports:
@@ -33,10 +31,9 @@ def _broken(state: EngineState, aborts_of_the_dead: int) -> Iterator[str]:
         yield from (f"C7: {name}: {size} entries are left in {table}" for table, size in report.maps if size)
     if not is_quiescent(state):
         yield f"C7: not quiescent: {_scheduler_gauges(state)}"
-    emitted, handled, late = (_total(state, counter) for counter in (_EMITTED, _HANDLED, _LATE))
-    emitted += aborts_of_the_dead
-    if emitted != handled + late:
-        yield f"C3: {emitted:g} aborts were emitted, {handled:g} handled, {late:g} late"
+    emitted, handled, late, lost = (_total(state, counter) for counter in (_EMITTED, _HANDLED, _LATE, _LOST))
+    if emitted != handled + late + lost:
+        yield f"C3: {emitted:g} aborts were emitted, {handled:g} handled, {late:g} late, {lost:g} lost"
 
 
 def _total(state: EngineState, counter: str) -> float:

@@ -25,6 +25,7 @@ from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine
 from layered_llm.testing.observed_engine import Asked, ObservedEngine, Tokens, emissions_owed, emissions_waiting
 from layered_llm.testing.wire_audit import WireAudit
+from layered_llm.transport.http.debug_state import is_quiescent
 from layered_llm.transport.http.engine_port import Engine, EngineLost
 
 REST_S: Final = 60.0
@@ -138,7 +139,7 @@ class Play:
             process = await stack.enter_async_context(engine.api_process()) if self.target.in_own_process else None
             await self._act(engine, process)
             if not self._engine_left.is_set():
-                await self._look_back(engine, process)
+                await self._look_back(engine)
 
     async def _act(self, engine: InlineEngine, process: ApiProcess | None) -> None:
         async with trio.open_nursery() as nursery:
@@ -193,16 +194,13 @@ class Play:
                 f"C2: {emitted} submits and aborts are on their way when the scope is left, {emissions_owed(engines)} are owed"
             )
 
-    async def _look_back(self, engine: InlineEngine, process: ApiProcess | None) -> None:
+    async def _look_back(self, engine: InlineEngine) -> None:
         """The engine comes to rest by itself, holds nothing, and answers as ever."""
-        dead_aborts = 0
-        if process is not None and self.injector.fault is Fault.DEATH and self.injector.was_injected:
-            dead_aborts = self._audit.aborts_taken_from(process.client.api)
-        self.broken.extend(await _unrest(engine.client, dead_aborts))
+        self.broken.extend(await _unrest(engine.client))
         if self.broken:
             return
         self.probe = await _probe(engine.client, self.target)
-        self.broken.extend(await _unrest(engine.client, dead_aborts))
+        self.broken.extend(await _unrest(engine.client))
 
     def _wrong_outputs(self) -> Iterator[str]:
         if self.expected.probe is not None and not self._engine_left_early and self.probe != self.expected.probe:
@@ -226,13 +224,16 @@ _EXPECTED_ERRORS: Final[Mapping[Fault | None, type[Exception]]] = MappingProxyTy
 )
 
 
-async def _unrest(client: EngineClient, aborts_of_the_dead: int) -> tuple[str, ...]:
-    """What still keeps the engine from rest when the time for that is over: nothing, as soon as nothing does."""
+async def _unrest(client: EngineClient) -> tuple[str, ...]:
+    """What still keeps the engine from rest when the time for that is over: nothing, as soon as nothing does.
+
+    Once the engine says that it is quiescent nothing may be missing: no abort comes later, and every counter adds up.
+    """
     over_s, look_s = trio.current_time() + REST_S, _FIRST_LOOK_S
     while True:
-        # A request and its abort may both be on their way when nobody holds anything: only the counters tell.
-        broken = broken_promises(await client.state(), aborts_of_the_dead)
-        if not broken or trio.current_time() > over_s:
+        state = await client.state()
+        broken = broken_promises(state)
+        if not broken or is_quiescent(state) or trio.current_time() > over_s:
             return broken
         await trio.sleep(look_s)
         look_s *= 2

@@ -41,7 +41,6 @@ class WireAudit:
     broken: list[str] = attrs.field(init=False, factory=list)
     _stories: dict[RequestId, _Story] = attrs.field(init=False, factory=dict)
     _sent_by: dict[ApiId, int] = attrs.field(init=False, factory=dict)
-    _aborts_taken_from: dict[ApiId, int] = attrs.field(init=False, factory=dict)
     _steps: StepAudit = attrs.field(
         init=False, default=attrs.Factory(lambda self: StepAudit(self._now, self.broken), takes_self=True)
     )
@@ -63,9 +62,6 @@ class WireAudit:
 
     def taken(self, message: object) -> None:
         match message:
-            case Abort():
-                api = api_of(message.request)
-                self._aborts_taken_from[api] = self.aborts_taken_from(api) + 1
             case Accepted() | Rejected():
                 self._on_verdict(message)
             case TextEmitted():
@@ -86,10 +82,6 @@ class WireAudit:
     def sent_by(self, api: ApiId) -> int:
         """Submits and aborts of this API process that are on the link, or were."""
         return self._sent_by.get(api, 0)
-
-    def aborts_taken_from(self, api: ApiId) -> int:
-        """Aborts of this API process that reached its text worker."""
-        return self._aborts_taken_from.get(api, 0)
 
     def check_ended(self, requests: Iterable[RequestId]) -> None:
         """To be called when these requests have been read to their end."""

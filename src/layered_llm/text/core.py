@@ -85,6 +85,7 @@ class TextCore:
 
     def abort(self, message: Abort) -> Outgoing:
         """The API left the request: it hears nothing more of it. A request that is not open any more is only counted."""
+        self._counters.aborts_taken[api_of(message.request)] += 1
         if message.request in self._preparing:
             self._drop(message.request)
             self._counters.aborts_handled += 1
@@ -137,7 +138,7 @@ class TextCore:
                 assert_never(message)
 
     def statistics(self) -> TextStatistics:
-        return summarize(self._counters, preparing=len(self._preparing), admitted=len(self._admitted))
+        return summarize(self._counters, preparing=len(self._preparing), admitted=len(self._admitted), gone=self._dead_apis)
 
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right."""

@@ -4,10 +4,12 @@ Must not know: metric names, scraping.
 """
 
 from collections import Counter
+from collections.abc import Collection
 
 import attrs
 
 from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.ids import ApiId
 from layered_llm.domain.verdicts import RejectReason
 
 
@@ -27,6 +29,7 @@ class Counters:
     aborts_forwarded: int = 0
     aborts_late: int = 0
     aborts_own: int = 0
+    aborts_taken: Counter[ApiId] = attrs.field(factory=Counter)
     finished: Counter[FinishReason] = attrs.field(factory=Counter)
     rejected: Counter[RejectReason] = attrs.field(factory=Counter)
 
@@ -54,6 +57,10 @@ class TextStatistics:
     """Aborts by API processes of requests that had ended, were aborted before, or never were."""
     aborts_own: int
     """Told to the scheduler because an API process died or fell behind."""
+    aborts_taken: tuple[tuple[ApiId, int], ...]
+    """Those by API processes, by their sender."""
+    aborts_of_the_gone: int
+    """The part of them whose senders are not there any more to report them."""
     finished: tuple[tuple[FinishReason, int], ...]
     """Choices whose end was told, by reason."""
     rejected: tuple[tuple[RejectReason, int], ...]
@@ -62,7 +69,7 @@ class TextStatistics:
     """Name and size of every per-request map: all 0 when no request is open."""
 
 
-def summarize(counters: Counters, *, preparing: int, admitted: int) -> TextStatistics:
+def summarize(counters: Counters, *, preparing: int, admitted: int, gone: Collection[ApiId]) -> TextStatistics:
     return TextStatistics(
         open_requests=preparing + admitted,
         requests_submitted=counters.requests_submitted,
@@ -76,6 +83,8 @@ def summarize(counters: Counters, *, preparing: int, admitted: int) -> TextStati
         aborts_forwarded=counters.aborts_forwarded,
         aborts_late=counters.aborts_late,
         aborts_own=counters.aborts_own,
+        aborts_taken=tuple(sorted(counters.aborts_taken.items())),
+        aborts_of_the_gone=sum(count for api, count in counters.aborts_taken.items() if api in gone),
         finished=tuple(sorted(counters.finished.items())),
         rejected=tuple(sorted(counters.rejected.items())),
         maps=(("preparing", preparing), ("admitted", admitted)),

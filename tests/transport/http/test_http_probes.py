@@ -1,7 +1,7 @@
 import attrs
 import pytest
 
-from layered_llm.domain.messages.supervision import EnginePhase, EngineState, Role, StateReport
+from layered_llm.domain.messages.supervision import AbortTally, EnginePhase, EngineState, Role, StateReport
 from layered_llm.transport.http.engine_port import EngineLost
 from support.exposition import read_exposition
 from support.http_client import SETTINGS, application, get, post
@@ -68,6 +68,34 @@ async def test_debug_state_has_one_object_for_each_process() -> None:
 )
 async def test_anything_left_anywhere_is_not_quiescent(changed: EngineState) -> None:
     assert (await debugged(changed))["quiescent"] is False
+
+
+def tally(peer: Role, aborts: int) -> tuple[AbortTally, ...]:
+    return (AbortTally(peer=peer, index=0, aborts=aborts),)
+
+
+def with_aborts(*, by_api: int, by_text: int, to_text: int, to_scheduler: int) -> EngineState:
+    """Two API processes, of which only the first has sent any; the text worker also tells of one that is gone."""
+    gone = AbortTally(peer=Role.API, index=9, aborts=4)
+    return state(
+        report(Role.API, aborts_sent=tally(Role.TEXT, by_api)),
+        report(Role.API, 1, aborts_sent=tally(Role.TEXT, 0)),
+        report(Role.TEXT, aborts_taken=(gone, *tally(Role.API, by_text)), aborts_sent=tally(Role.SCHEDULER, to_text)),
+        attrs.evolve(scheduler(), aborts_taken=tally(Role.TEXT, to_scheduler)),
+        report(Role.RUNTIME),
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"), [((3, 3, 2, 2), True), ((3, 2, 2, 2), False), ((3, 3, 2, 1), False), ((0, 0, 0, 0), True)]
+)
+async def test_an_abort_on_its_way_between_two_processes_is_not_quiescent(
+    figures: tuple[int, int, int, int], expected: bool
+) -> None:
+    by_api, by_text, to_text, to_scheduler = figures
+    reported = with_aborts(by_api=by_api, by_text=by_text, to_text=to_text, to_scheduler=to_scheduler)
+
+    assert (await debugged(reported))["quiescent"] is expected
 
 
 async def test_violations_are_named_with_their_process() -> None:

@@ -95,7 +95,7 @@ class EngineSized:
 
 @attrs.frozen(kw_only=True)
 class ApiDied:
-    """Sent to the text workers: abort all that this API process had open."""
+    """Sent to the text workers: this API process is gone, with a goodbye or without; abort all that it had open."""
 
     api: ApiId
 
@@ -115,6 +115,15 @@ class StateQuery:
 
 
 @attrs.frozen(kw_only=True)
+class AbortTally:
+    """How many aborts went over the link with one peer, as the reporting end of it counts them."""
+
+    peer: Role
+    index: int
+    aborts: int
+
+
+@attrs.frozen(kw_only=True)
 class StateReport:
     """One process's state at one moment."""
 
@@ -131,6 +140,10 @@ class StateReport:
     """Monotonic counters and histogram buckets by metric name, so that the sum over processes is right."""
     violations: tuple[str, ...] = ()
     """What the process's own `check()` found broken."""
+    aborts_sent: tuple[AbortTally, ...] = ()
+    """By processes of this generation that they were for: what differs from the receiver's figure is still on its way."""
+    aborts_taken: tuple[AbortTally, ...] = ()
+    """By processes that they came from."""
 
 
 @attrs.frozen(kw_only=True)

@@ -26,13 +26,31 @@ def debug_state(state: EngineState) -> dict[str, Any]:
 
 
 def is_quiescent(state: EngineState) -> bool:
-    """Whether every process answered, holds nothing of any request, and every page is free or cached."""
+    """Whether every process answered, holds nothing of any request, no abort is on its way, and every page is free or cached.
+
+    A request that its API process has left is in nobody's hands while it and its abort are on their way: that the receiver has
+    taken as many aborts as were sent tells that none is.
+    """
     schedulers = [report for report in state.reports if report.role is Role.SCHEDULER]
     return (
         not state.silent
         and len(schedulers) == 1
         and _pages_are_back(dict(schedulers[0].gauges))
         and all(_is_idle(report) for report in state.reports)
+        and not _aborts_on_their_way(state)
+    )
+
+
+def _aborts_on_their_way(state: EngineState) -> bool:
+    taken = {
+        (report.role, report.index, tally.peer, tally.index): tally.aborts
+        for report in state.reports
+        for tally in report.aborts_taken
+    }
+    return any(
+        taken.get((tally.peer, tally.index, report.role, report.index), 0) != tally.aborts
+        for report in state.reports
+        for tally in report.aborts_sent
     )
 
 

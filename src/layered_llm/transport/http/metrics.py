@@ -49,6 +49,7 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "aborts_emitted_total": _Family("counter", "Aborts that API processes sent: requests whose scope was left early."),
     "aborts_handled_total": _Family("counter", "Aborts that ended a request, in a text worker or in the scheduler."),
     "aborts_late_total": _Family("counter", "Aborts that found their request already ended."),
+    "aborts_lost_total": _Family("counter", "Aborts to an engine that has ended since, and with it what it counted of them."),
     "requests_accepted_total": _Family("counter", "Requests that were queued."),
     "requests_rejected_total": _Family("counter", "Requests that were refused."),
     "requests_refused_total": _Family("counter", "Requests that the scheduler refused, by reason."),
