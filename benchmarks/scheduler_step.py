@@ -196,6 +196,7 @@ def take_all_evicted(page_size: int) -> Callable[[], object]:
 
 
 PROMPT_TOKENS = 4000
+PREFIX_REPEATS = 9
 PROMPT = pack_i32(range(PROMPT_TOKENS))
 PREFIX_ACTIONS: dict[str, Callable[[int], Callable[[], object]]] = {
     "find, one edge": find_one_edge,
@@ -226,7 +227,7 @@ def keep(store: PageStore, token_ids: bytes, pages: int) -> None:
 def prefix_row(name: str, action: Callable[[int], Callable[[], object]], page_size: int) -> str:
     times_us: list[float] = []
     references_us: list[float] = []
-    for _ in range(3):
+    for _ in range(PREFIX_REPEATS):
         run = action(page_size)
         references_us.append(reference_us())
         start = time.perf_counter()

@@ -94,7 +94,7 @@ class PrefixTree:
     def peek(self, salt: Salt, key: bytes, max_pages: int) -> int:
         """How many pages `lock` would find. Changes nothing."""
         root = self._roots.get(salt)
-        return 0 if root is None else sum(count for _, count in self._matches(root, key, max_pages))
+        return 0 if root is None else self._walk(root, key, max_pages)[1]
 
     def extend(self, place: Node, key: bytes, pages: list[PageId]) -> Prefix:
         """Adds `pages`, which hold the tokens `key`, behind `place`, and moves one lock from there to their end.
@@ -145,38 +145,47 @@ class PrefixTree:
 
     def _descend(self, node: Node, key: bytes, max_pages: int) -> tuple[Node, list[PageId]]:
         """The end of the known part of `key` below `node`, made the end of a node, and the pages up to it."""
+        path, count = self._walk(node, key, max_pages)
+        if not path:
+            return node, []
         pages: list[PageId] = []
-        for child, count in self._matches(node, key, max_pages):
-            node = child if count == len(child.pages) else self._split(child, count)
-            pages += node.pages
-        return node, pages
+        for passed in path:
+            pages += passed.pages
+        surplus = len(pages) - count
+        if not surplus:
+            return path[-1], pages
+        return self._split(path[-1], len(path[-1].pages) - surplus), pages[:count]
 
-    def _matches(self, node: Node, key: bytes, max_pages: int) -> Iterator[tuple[Node, int]]:
-        """The nodes along `key`, each with the number of its pages that agree; only the last one may agree in part."""
-        size, done = self._page_bytes, 0
-        most = min(max_pages, len(key) // size)
-        while done < most:
-            child = node.children.get(key[done * size : (done + 1) * size])
+    def _walk(self, node: Node, key: bytes, max_pages: int) -> tuple[list[Node], int]:
+        """The nodes along `key`, and how many of their pages agree with it; only the last node may agree in part.
+
+        Where each node has one page nothing is compared: it was found by that page.
+        """
+        size, at = self._page_bytes, 0
+        end = min(max_pages, len(key) // size) * size
+        path: list[Node] = []
+        while at < end:
+            child = node.children.get(key[at : at + size])
             if child is None:
-                return
-            count = self._common_pages(child.key, key[done * size : min(most * size, done * size + len(child.key))])
-            is_whole = count == len(child.pages)
-            yield child, count
-            if not is_whole:
-                return
-            node, done = child, done + count
+                break
+            path.append(child)
+            length = len(child.key)
+            if length != size and not (at + length <= end and key.startswith(child.key, at)):
+                at += self._common_pages(child.key, key[at : min(end, at + length)]) * size
+                break
+            node, at = child, at + length
+        return path, at // size
 
     def _common_pages(self, left: bytes, right: bytes) -> int:
         """Full pages in which two keys agree from their start on: at least one. By bisection, as comparing bytes is fast."""
         size = self._page_bytes
         low, high = 1, min(len(left), len(right)) // size
-        middle = high  # most keys that begin alike are alike
         while low < high:
+            middle = (low + high + 1) // 2
             if left[low * size : middle * size] == right[low * size : middle * size]:
                 low = middle
             else:
                 high = middle - 1
-            middle = (low + high + 1) // 2
         return low
 
     def _split(self, node: Node, count: int) -> Node:
