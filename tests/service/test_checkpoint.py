@@ -1,3 +1,5 @@
+import fcntl
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,22 @@ def test_what_a_killed_conversion_left_is_swept_by_the_next(tmp_path: Path) -> N
     resolve(None, tmp_path, write_marker, must_not_fetch)
 
     assert [directory] == [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_waiting_for_another_conversion_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    class NobodyWaits(Exception):  # noqa: N818 - no error
+        pass
+
+    def check_cancelled() -> None:
+        raise NobodyWaits
+
+    directory = resolve(None, tmp_path, write_marker, must_not_fetch).directory
+    shutil.rmtree(directory)
+    with (tmp_path / f"{directory.name}.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        with pytest.raises(NobodyWaits):
+            resolve(None, tmp_path, must_not_convert, must_not_fetch, check_cancelled)
 
 
 @pytest.mark.parametrize("place", ["file", "file/cache"])

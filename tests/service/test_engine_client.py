@@ -212,6 +212,15 @@ async def test_a_reader_that_waits_hears_of_the_loss() -> None:
             client.on_status(RESTARTING, ())
 
 
+async def test_a_verdict_that_is_there_is_a_checkpoint_too() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        client.on_text(Accepted(request=stream.request, prompt_tokens=1))
+        with trio.testing.assert_checkpoints():
+            await stream.verdict()
+
+
 async def test_closing_everything_aborts_each_request_and_tells_its_reader() -> None:
     text = connection()
     client = ready_client(text)

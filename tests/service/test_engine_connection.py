@@ -1,5 +1,5 @@
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import attrs
 import pytest
@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import ApiId
+from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Submit, TextToApi
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
@@ -28,9 +28,10 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import api_peer_name
-from layered_llm.testing.memory_links import MemoryLinks, MemoryPeerLink
+from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.ports import SendOutcome
 from support.service_ends import TEST_S
 
 API = ApiId(5)
@@ -145,6 +146,32 @@ async def test_an_order_from_another_api_process_ends_the_request_and_is_answere
 
             assert [RequestsAborted(query=3, count=1)] == await ends.heard()
             assert Abort(request=request, reason=AbortReason.ADMINISTRATIVE) == (await ends.taken(1))[-1]
+
+
+class OneTextLinks(MemoryLinks):
+    """Links with room for one text worker."""
+
+    @contextlib.contextmanager
+    def connect_api_to_text(self, address: str, name: str) -> Iterator[MemoryDealerLink[ApiToText, TextToApi]]:
+        if address != addresses(1).text(0):
+            raise OSError("too many open files")
+        with super().connect_api_to_text(address, name) as link:
+            yield link
+
+
+async def test_a_generation_that_cannot_be_connected_to_leaves_no_link_open() -> None:
+    links = OneTextLinks()
+    client = EngineClient(api=API, pid=PID, max_open_requests=10, draw_seed=lambda: 1)
+    with (
+        links.bind_text_for_apis(addresses(1).text(0)) as text,
+        links.bind_supervisor_for_apis("supervisor"),
+        links.connect_api_to_supervisor("supervisor", api_peer_name(API)) as link,
+    ):
+        with pytest.raises(OSError, match="too many"):
+            EngineConnection(client, links, 10, link)._connect(ready(1, texts=2))
+
+        accepted = Accepted(request=RequestId(1), prompt_tokens=1)
+        assert SendOutcome.UNREACHABLE is text.send_nowait(api_peer_name(API), accepted)
 
 
 async def test_the_next_generation_has_links_of_its_own(autojump_clock: MockClock) -> None:

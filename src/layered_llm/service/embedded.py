@@ -77,7 +77,8 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     with open_context() as context, open_context() as runtime_context, without_group():
         links = ZmqLinks(context, runtime_context)
         launcher = TaskLauncher(settings, links, runtime_context)
-        async with EmbeddedEngine(settings, links, launcher, partial(find_checkpoint, settings)).open() as client:
+        find = partial(find_checkpoint, settings, is_left_behind=False)
+        async with EmbeddedEngine(settings, links, launcher, find).open() as client:
             yield client
 
 

@@ -135,10 +135,12 @@ class EngineConnection:
 
     def _connect(self, status: EngineStatus) -> "_Generation":
         name, capacity = api_peer_name(self._client.api), SLOTS_OF_A_REQUEST * self._max_open_requests
-        opened = contextlib.ExitStack()
-        links = tuple(opened.enter_context(self._links.connect_api_to_text(address, name)) for address in status.text_addresses)
-        texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
-        return _Generation(status.generation, texts, links, opened)
+        with contextlib.ExitStack() as opened:
+            links = tuple(
+                opened.enter_context(self._links.connect_api_to_text(address, name)) for address in status.text_addresses
+            )
+            texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
+            return _Generation(status.generation, texts, links, opened.pop_all())
 
     async def _say_goodbye(self) -> None:
         """Every open request is aborted first, and the aborts are out before the goodbye is."""

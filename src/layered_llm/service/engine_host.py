@@ -124,7 +124,7 @@ class EngineHost:
             with trio.CancelScope() as waiting:
                 nursery.start_soon(_cancel_when_heard, connection, waiting)
                 while True:
-                    lock = directory.try_lock()
+                    lock = _try_lock(directory)
                     if lock is not None and not self._may_start:
                         os.close(lock)
                         stay.cancel(reason="no supervisor stays alive")
@@ -159,6 +159,15 @@ class EngineHost:
         await wait_process_exit(self._owner.pid, start_time=self._owner.start_time)
         sys.stderr.write("the server's parent process is gone; leaving\n")
         os._exit(1)
+
+
+def _try_lock(directory: RunDirectory) -> int | None:
+    """As `RunDirectory.try_lock`, in a directory that is made again if it was removed. Raises RunDirectoryError."""
+    while True:
+        try:
+            return directory.try_lock()
+        except FileNotFoundError:
+            directory.make()
 
 
 async def _end_hung(supervisor_pid: int) -> None:

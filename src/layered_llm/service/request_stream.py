@@ -54,6 +54,8 @@ class RequestStream:
 
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""
+        if self._record.verdict is not None:
+            await trio.lowlevel.checkpoint()
         while self._record.verdict is None:
             await self._next_news()
         return self._record.verdict

@@ -71,11 +71,22 @@ class RunDirectory:
             base = _base()
             _make_private(base)
             _sweep(base)
-            path = base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine)))
-            _make_private(path)
         except OSError as error:
-            raise RunDirectoryError(f"no run directory can be made, set TMPDIR to another place: {error}") from error
-        return cls(path, owner)
+            raise _no_place(error) from error
+        directory = cls(base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine))), owner)
+        directory.make()
+        return directory
+
+    def make(self) -> None:
+        """Makes the directory unless it is there: another process that swept, or a supervisor that left, may have removed it.
+
+        Raises RunDirectoryError.
+        """
+        try:
+            _make_private(self.path.parent)
+            _make_private(self.path)
+        except OSError as error:
+            raise _no_place(error) from error
 
     @property
     def settings_path(self) -> Path:
@@ -91,7 +102,10 @@ class RunDirectory:
         )
 
     def try_lock(self) -> int | None:
-        """An open, inheritable lock file, or None when another process holds it."""
+        """An open, inheritable lock file, or None when another process holds it.
+
+        Raises FileNotFoundError when the directory is not there any more.
+        """
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,6 +130,10 @@ class RunDirectory:
             if lock is not None:
                 self.remove()
                 os.close(lock)
+
+
+def _no_place(error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"no run directory can be made, set TMPDIR to another place: {error}")
 
 
 def _base() -> Path:

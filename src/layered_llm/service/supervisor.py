@@ -36,7 +36,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
     SupervisorToEngine,
 )
-from layered_llm.service.checkpoint import Checkpoint, CheckpointError, resolve
+from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_hub_id, resolve
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import Links, ZmqLinks
@@ -220,16 +220,21 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
             await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
 
 
-async def find_checkpoint(settings: Settings) -> Checkpoint:
-    """In a thread, since a first start converts the default model; whoever stops does not wait for it."""
-    work = partial(resolve, settings.model, cache_directory(settings), _convert, _fetch)
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+async def find_checkpoint(settings: Settings, *, is_left_behind: bool) -> Checkpoint:
+    """In a thread, since a first start converts the default model.
+
+    `is_left_behind`: whoever stops does not wait for the thread, as its process ends anyway. Else it ends within a moment; but
+    for one that downloads, which nothing can interrupt.
+    """
+    downloads = settings.model is not None and is_hub_id(settings.model)
+    work = partial(resolve, settings.model, cache_directory(settings), _convert, _fetch, trio.from_thread.check_cancelled)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=is_left_behind or downloads)
 
 
 def _convert(source: Path, directory: Path) -> None:
     from layered_llm.service.gguf_conversion import convert_gguf  # noqa: PLC0415 - brings libraries needed once, at a first start
 
-    convert_gguf(source, directory)
+    convert_gguf(source, directory, trio.from_thread.check_cancelled)
 
 
 def _fetch(model: str) -> Path:
@@ -255,7 +260,7 @@ async def supervise(directory: RunDirectory, settings: Settings) -> None:
                 apis=apis,
                 supervision=Supervision(pid=os.getpid()),
                 launcher=ProcessLauncher(directory),
-                find_checkpoint=partial(find_checkpoint, settings),
+                find_checkpoint=partial(find_checkpoint, settings, is_left_behind=True),
                 owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
             ).run()
 
