@@ -1,10 +1,13 @@
 import math
 from typing import Any
 
+import attrs
 import pytest
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling import SamplingParams
+
+HUGE = 10**5000
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,13 @@ from layered_llm.domain.sampling import SamplingParams
         ("stop", ("x" * 1025,)),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (1,) * 129),
+        ("stop_token_ids", 5),
+        ("stop", 5),
+        ("stop", "ab"),
+        ("stop", (5,)),
+        ("ignore_eos", 1),
+        ("skip_special_tokens", None),
+        ("echo", "yes"),
     ],
 )
 def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
@@ -65,7 +75,20 @@ def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
 
     assert field == caught.value.param
+    assert len(caught.value.message) < 200
     assert field.split("_", maxsplit=1)[0] in caught.value.message
+
+
+def test_no_number_is_too_long_to_be_refused_by_name() -> None:
+    numbers = [field.name for field in attrs.fields(SamplingParams) if not isinstance(field.default, bool)]
+    wrong: list[tuple[str, Any]] = [(name, HUGE) for name in numbers]
+    wrong += [(name, (HUGE,)) for name in ("stop", "stop_token_ids", "logit_bias")]
+    wrong += [("logit_bias", {HUGE: 1.0}), ("logit_bias", {1: HUGE}), ("temperature", -HUGE), ("seed", -HUGE)]
+    for name, value in wrong:
+        with pytest.raises(ParameterError) as caught:
+            SamplingParams(**{name: value})
+        assert name == caught.value.param
+        assert len(caught.value.message) < 200
 
 
 def test_no_token_at_all_may_be_asked_for_where_the_prompt_is_told() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt, ToolCall
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.library import inputs
 
@@ -42,6 +42,15 @@ def test_an_assistant_may_have_said_nothing() -> None:
     assert Prompt.of_chat([ChatMessage(role="assistant", content=None)]) == inputs.to_prompt([{"role": "assistant"}])
 
 
+def calling(call: Any) -> ChatMessage:
+    return ChatMessage(role="assistant", content=None, tool_calls=(call,))
+
+
+def test_a_turn_may_be_one_of_calls() -> None:
+    turns = [calling(ToolCall(name="f", arguments="{}", id="c")), ChatMessage(role="tool", content="1", tool_call_id="c")]
+    assert Prompt.of_chat(turns) == inputs.to_prompt(turns)
+
+
 def test_whole_numbers_of_any_library_are_token_ids() -> None:
     prompt = inputs.to_prompt([0, Whole(7), (1 << 31) - 1])  # type: ignore[arg-type] # as numpy's
     assert prompt.token_ids is not None
@@ -73,6 +82,9 @@ def test_whole_numbers_of_any_library_are_token_ids() -> None:
         ([{"role": "user", "content": "x", "name": 3}], "prompt[0].name", "must be a string, got 3"),
         ([{"role": "user", "content": "x", "tool_calls": []}], "prompt[0].tool_calls", "a message has role, content, name"),
         ([ChatMessage(role="user", content="\ud800")], "prompt[0].content", "lone surrogate"),
+        ([ChatMessage(role="tool", content="x", tool_call_id="\ud800")], "prompt[0].tool_call_id", "lone surrogate"),
+        ([calling(ToolCall(name="\ud800", arguments="{}"))], "prompt[0].tool_calls[0].name", "lone surrogate"),
+        ([calling({"name": "f"})], "prompt[0].tool_calls[0]", "must be a ToolCall"),
         ("x" * (inputs.MAX_PROMPT_BYTES + 1), "prompt", "at most 33554432 are taken"),
     ],
 )
@@ -83,13 +95,18 @@ def test_what_cannot_be_submitted_is_refused_by_place(prompt: Any, param: str, w
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize(("shape", "param"), [("bare", "prompt"), ("token", "prompt[1]")])
+def test_a_number_of_any_length_is_refused_briefly(shape: str, param: str) -> None:
+    prompt: Any = 10**5000 if shape == "bare" else [1, 10**5000]
+    with pytest.raises(ParameterError, match="got an integer of 16610 bits") as caught:
+        inputs.to_prompt(prompt)
+    assert param == caught.value.param
+
+
 @pytest.mark.parametrize(
     ("params", "param"),
     [
-        (SamplingParams(stop="END"), "stop"),  # type: ignore[arg-type] # each letter would be a stop string
         (SamplingParams(stop=("\ud800",)), "stop"),
-        (SamplingParams(ignore_eos=1), "ignore_eos"),  # type: ignore[arg-type] # as a caller without a type checker
-        (SamplingParams(skip_special_tokens=None), "skip_special_tokens"),  # type: ignore[arg-type] # as above
         ({"max_tokens": 3}, "params"),
     ],
 )

@@ -12,7 +12,7 @@ from layered_llm.domain.ids import StepId
 from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
-from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt, Rendering, ToolCall
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 
@@ -51,10 +51,24 @@ prompts = st.one_of(
     st.builds(
         Prompt.of_chat,
         st.lists(
-            st.builds(ChatMessage, role=texts, content=messages_of_people, name=messages_of_people),
+            st.builds(
+                ChatMessage,
+                role=texts,
+                content=messages_of_people,
+                name=messages_of_people,
+                reasoning=messages_of_people,
+                tool_calls=st.lists(st.builds(ToolCall, name=texts, arguments=texts, id=messages_of_people), max_size=2).map(
+                    tuple
+                ),
+                tool_call_id=messages_of_people,
+            ),
             min_size=1,
             max_size=_MAX_ROWS,
         ),
+        st.builds(Rendering, add_generation_prompt=st.booleans(), variables=messages_of_people),
+    ),
+    st.builds(
+        Prompt, text=texts, add_special_tokens=st.none() | st.booleans(), keep_last_tokens=st.sampled_from([None, -1, 5])
     ),
 )
 sampling_params = st.builds(
@@ -62,16 +76,17 @@ sampling_params = st.builds(
     max_tokens=st.one_of(st.none(), st.integers(100, (1 << 31) - 1)),
     min_tokens=st.integers(0, 100),
     n=st.integers(1, 128),
-    temperature=st.floats(0, 2),
-    top_p=st.floats(0, 1, exclude_min=True),
-    top_k=counts,
-    min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 1000, exclude_min=True),
+    temperature=st.none() | st.floats(0, 2),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True),
+    top_k=st.none() | counts,
+    min_p=st.none() | st.floats(0, 1),
+    repetition_penalty=st.none() | st.floats(0, 1000, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logprobs=st.one_of(st.none(), st.integers(0, 20)),
     prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
     echo=st.booleans(),
+    tells_prompt_ids=st.booleans(),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),

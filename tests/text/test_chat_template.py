@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.messages.prompts import ChatMessage, Rendering, ToolCall
 from layered_llm.text.chat_template import ChatTemplate, TemplateFailed
 
 MOMENT = dt.datetime(2025, 3, 9, 12, 30)
@@ -13,8 +13,8 @@ def render(source: str, *messages: ChatMessage, **variables: str) -> str | Templ
     return ChatTemplate(source, variables=variables, clock=lambda: MOMENT).render(messages)
 
 
-def user(content: str | None, **fields: str) -> ChatMessage:
-    return ChatMessage(role="user", content=content, **fields)
+def user(content: str | None, name: str | None = None) -> ChatMessage:
+    return ChatMessage(role="user", content=content, name=name)
 
 
 def test_messages_and_generation_prompt_are_given() -> None:
@@ -59,6 +59,76 @@ def test_null_content_is_the_empty_text() -> None:
 def test_a_name_is_given_only_where_there_is_one() -> None:
     source = "{% for m in messages %}{{ m.name if 'name' in m else '-' }}{% endfor %}"
     assert "-ann" == render(source, user("a"), user("b", name="ann"))
+
+
+NULL_AWARE = "{% for m in messages %}{% if m['content'] is none %}calls{% else %}[{{ m['content'] }}]{% endif %}{% endfor %}"
+CALL = ToolCall(id="c1", name="f", arguments='{"b": 1, "a": "é"}')
+
+
+@pytest.mark.parametrize(("calls", "expected"), [((CALL,), "calls"), ((), "[]")])
+def test_a_turn_of_calls_alone_is_null_for_a_template_that_asks(calls: tuple[ToolCall, ...], expected: str) -> None:
+    assert expected == render(NULL_AWARE, ChatMessage(role="assistant", content=None, tool_calls=calls))
+
+
+def test_calls_come_with_their_arguments_as_an_object() -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ call.id }}:{{ call.type }}:{{ call.function.name }}"
+        ":{{ call.function.arguments | tojson }}{% endfor %}>{{ m.tool_call_id }}<{% endfor %}"
+    )
+    asked = ChatMessage(role="assistant", content=None, tool_calls=(CALL,))
+    answer = ChatMessage(role="tool", content="42", tool_call_id="c1")
+    assert 'c1:function:f:{"b": 1, "a": "é"}><>c1<' == render(source, asked, answer)
+
+
+def test_thoughts_are_given_by_both_of_their_names() -> None:
+    source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}|{{ 'thinking' in messages[1] }}"
+    assert "hm|hm|False" == render(source, ChatMessage(role="assistant", content="a", reasoning="hm"), user("b"))
+
+
+@pytest.mark.parametrize(("source", "role"), [("", "system"), ("{# system or developer #}", "developer")])
+def test_a_developer_is_a_system_where_the_template_knows_none(source: str, role: str) -> None:
+    assert role == render(source + "{{ messages[0].role }}", ChatMessage(role="developer", content="x"))
+
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TRIMMED = TURNS.replace("m.content", "m.content | trim")
+CONTINUED = Rendering(add_generation_prompt=False, continue_final_message=True)
+
+
+def rendered(source: str, rendering: Rendering, *contents: str | None) -> str | TemplateFailed:
+    template = ChatTemplate(source, variables={"bos_token": "<s>"}, clock=lambda: MOMENT)
+    return template.render([ChatMessage(role="assistant", content=content) for content in contents], rendering)
+
+
+def test_the_next_turn_is_begun_only_where_it_is_wanted() -> None:
+    assert "<assistant>a</>" == rendered(TURNS, Rendering(add_generation_prompt=False), "a")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"), [(TURNS, "<assistant>a</><assistant> b "), (TRIMMED, "<assistant>a</><assistant>b")]
+)
+def test_a_last_turn_that_goes_on_is_not_closed(source: str, expected: str) -> None:
+    assert expected == rendered(source, CONTINUED, "a", " b ")
+
+
+@pytest.mark.parametrize(
+    ("source", "content"), [(TURNS, ""), (TURNS, None), ("fixed", "a"), ("{{ messages[0].content[2:] }}", "abc")]
+)
+def test_a_last_turn_that_is_not_shown_cannot_go_on(source: str, content: str | None) -> None:
+    assert isinstance(rendered(source, CONTINUED, content), TemplateFailed)
+
+
+def test_variables_of_the_request_come_before_those_of_the_checkpoint() -> None:
+    source = "{{ bos_token }}{{ enable_thinking }}{{ documents[0].title if documents }}{{ tools }}"
+    variables = '{"bos_token": "<b>", "enable_thinking": false, "documents": [{"title": "t"}]}'
+    assert "<b>FalsetNone" == rendered(source, Rendering(variables=variables), "a")
+
+
+def test_no_variable_of_a_request_replaces_the_conversation() -> None:
+    variables = '{"messages": [], "add_generation_prompt": false}'
+    assert "<assistant>a</><assistant>" == rendered(TURNS, Rendering(variables=variables), "a")
 
 
 def test_the_words_of_raise_exception_reach_the_caller() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from support.text_tokenizers import BOS, EOS, byte_level_pipeline
 
@@ -79,6 +80,49 @@ def test_named_templates_without_a_default_are_no_template(tmp_path: Path) -> No
 
 def test_the_template_may_stand_in_its_own_json_file(tmp_path: Path) -> None:
     assert "own" == rendered(read(write(tmp_path, chat_template__json={"chat_template": "own"})))
+
+
+def test_a_template_file_of_ones_own_comes_before_all_others(tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("own")
+    directory = write(tmp_path, chat_template__jinja="file")
+    assert "own" == rendered(read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1), template_file=own))
+    with pytest.raises(UnreadableCheckpoint, match=r"missing\.jinja does not exist"):
+        read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1), template_file=tmp_path / "missing.jinja")
+
+
+GENERATION = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": None,
+    "repetition_penalty": 1.05,
+    "max_new_tokens": 2048,
+    "eos_token_id": [9, 7],
+    "do_sample": True,
+}
+
+
+def test_the_generation_config_says_what_a_request_leaves_open(tmp_path: Path) -> None:
+    files = read(write(tmp_path, generation_config__json=GENERATION))
+    expected = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.05, max_tokens=2048)
+    assert (expected, frozenset({9, 7})) == (files.defaults, files.eos_ids)
+
+
+def test_without_defaults_the_generation_config_still_names_its_eos(tmp_path: Path) -> None:
+    directory = write(tmp_path, generation_config__json=GENERATION)
+    files = read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1), has_defaults=False)
+    assert (NO_DEFAULTS, frozenset({9, 7})) == (files.defaults, files.eos_ids)
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("top_p", 1.5), ("max_new_tokens", 0)])
+def test_a_default_that_is_none_is_named_with_its_file(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(UnreadableCheckpoint, match=r"generation_config\.json: .*--generation-config none"):
+        read(write(tmp_path, generation_config__json={name: value}))
+
+
+def test_a_top_k_of_minus_one_filters_nothing(tmp_path: Path) -> None:
+    assert NO_DEFAULTS == read(write(tmp_path, generation_config__json={"top_k": -1})).defaults
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 from typing import Any
 
+import attrs
 import pytest
 
 from layered_llm.domain.columns import unpack_f32, unpack_i32
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Rejected
-from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.messages.prompts import WHOLE_CONTEXT, ChatMessage, Prompt, Rendering, ToolCall
+from layered_llm.domain.sampling_defaults import SamplingDefaults
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS, Prepared
@@ -13,6 +15,7 @@ from support.text_core import CoreBench, files
 from support.text_tokenizers import BOS, EOS, byte_level, byte_level_with_bos, llama_style
 
 TOKENIZER = byte_level()
+LONG_CALL = ToolCall(name="f", arguments="x" * LONG_WORK_CHARS)
 FILES = files(TOKENIZER)
 EOS_ID = TOKENIZER.id_of(EOS) or 0
 
@@ -56,6 +59,46 @@ def test_a_chat_gets_no_second_bos() -> None:
 
 def test_chat_and_text_of_the_same_content_have_the_same_ids() -> None:
     assert prepared(Prompt.of_text("user:hello;")).admit.prompt_ids == prepared(chat("hello")).admit.prompt_ids
+
+
+def test_a_request_decides_where_special_tokens_are_added() -> None:
+    tokenizer = byte_level_with_bos()
+    text_files, bos = files(tokenizer), tokenizer.id_of(BOS)
+    bare = attrs.evolve(Prompt.of_text("hello"), add_special_tokens=False)
+    doubled = attrs.evolve(chat("hello"), add_special_tokens=True)
+    firsts = [unpack_i32(prepared(each, text_files=text_files).admit.prompt_ids)[0] for each in (bare, doubled)]
+    assert [tokenizer.id_of("hello"), bos] == firsts
+
+
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "expected"),
+    [(3, None, [7, 8, 9]), (50, None, list(range(10))), (WHOLE_CONTEXT, 4, [4, 5, 6, 7, 8, 9]), (WHOLE_CONTEXT, 50, [9])],
+)
+def test_a_prompt_that_may_be_cut_loses_its_beginning(keep: int, max_tokens: int | None, expected: list[int]) -> None:
+    prompt = attrs.evolve(Prompt.of_token_ids(range(10)), keep_last_tokens=keep)
+    context = 100 if max_tokens is None else 10
+    assert expected == list(unpack_i32(prepared(prompt, context=context, max_tokens=max_tokens).admit.prompt_ids))
+
+
+def test_what_is_kept_must_still_fit_the_context() -> None:
+    prompt = attrs.evolve(Prompt.of_token_ids([1] * 20), keep_last_tokens=15)
+    assert RejectReason.CONTEXT_LENGTH_EXCEEDED == rejected(prompt, context=10)[0]
+
+
+def test_a_text_too_long_even_to_be_cut_is_not_encoded() -> None:
+    reason, _, message = rejected(attrs.evolve(Prompt.of_text("x" * 100_000), keep_last_tokens=5))
+    assert RejectReason.CONTEXT_LENGTH_EXCEEDED == reason
+    assert "the prompt has at least 9091 tokens" in message
+    assert 5 == len(unpack_i32(prepared(attrs.evolve(Prompt.of_text("x y" * 500), keep_last_tokens=5)).admit.prompt_ids))
+
+
+def test_what_a_request_leaves_open_is_the_checkpoints() -> None:
+    text_files = attrs.evolve(FILES, defaults=SamplingDefaults(temperature=0.0, top_k=5, max_tokens=7))
+    open_sampling = prepared(Prompt.of_token_ids([1]), text_files=text_files).admit
+    said = prepared(Prompt.of_token_ids([1]), text_files=text_files, temperature=1.0, top_k=0, max_tokens=9).admit
+    assert [(0.0, 5, 7), (1.0, 0, 7)] == [
+        (admit.sampling.temperature, admit.sampling.top_k, admit.max_tokens) for admit in (open_sampling, said)
+    ]
 
 
 def test_token_ids_pass_as_they_are() -> None:
@@ -209,6 +252,8 @@ def test_greedy_is_temperature_zero(temperature: float) -> None:
         (Prompt.of_token_ids([1] * 8 * LONG_WORK_CHARS), (), False),
         (Prompt.of_token_ids([1] * 9 * LONG_WORK_CHARS), (), True),
         (Prompt.of_text("x"), ("y" * 1024, "z" * 1024), True),
+        (Prompt.of_chat([], Rendering(variables="x" * (LONG_WORK_CHARS + 1))), (), True),
+        (Prompt.of_chat([ChatMessage(role="assistant", content=None, tool_calls=(LONG_CALL,))]), (), True),
     ],
 )
 def test_long_work_is_known_beforehand(prompt: Prompt, stop: tuple[str, ...], is_long: bool) -> None:

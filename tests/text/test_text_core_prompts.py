@@ -1,6 +1,9 @@
+import attrs
+import pytest
+
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.stream import Usage
 from support.logprobs import columns_of, pairs_of
 from support.text_core import CoreBench
@@ -25,6 +28,21 @@ def test_an_echo_of_token_ids_spells_them() -> None:
     with_specials = bench.open(Prompt.of_token_ids([HELLO, EOS_ID]), echo=True, skip_special_tokens=False)
     bench.tokens((plain, 0, 0, A), (with_specials, 0, 0, A))
     assert ["helloaa", f"hello{EOS}a"] == [bench.views[each].only.text for each in (plain, with_specials)]
+
+
+@pytest.mark.parametrize(("role", "expected"), [("assistant", "So a"), ("user", "a")])
+def test_an_echo_of_a_chat_is_the_assistants_last_turn(role: str, expected: str) -> None:
+    bench = CoreBench.of()
+    request = bench.open(Prompt.of_chat([ChatMessage(role=role, content="So ")]), echo=True)
+    bench.tokens((request, 0, 0, A))
+    assert expected == bench.views[request].only.text
+
+
+def test_an_echo_of_a_text_that_was_cut_is_what_is_left_of_it() -> None:
+    bench = CoreBench.of()
+    request = bench.open(attrs.evolve(Prompt.of_text("hello world"), keep_last_tokens=1), echo=True)
+    bench.tokens((request, 0, 0, A))
+    assert " worlda" == bench.views[request].only.text
 
 
 def test_a_stop_string_in_an_echo_stops_nothing() -> None:

@@ -25,6 +25,10 @@ TOKENS_LIMIT: Final = 1 << 31
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
 
+_FLAGS: Final = ("echo", "tells_prompt_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_SHOWN_LIMIT: Final = 10**20
+_SHOWN_CHARS: Final = 40
+
 LogitBias: TypeAlias = Mapping[int, float] | Iterable[tuple[int, float]]
 
 
@@ -39,7 +43,8 @@ def _pairs(biases: LogitBias) -> tuple[tuple[int, float], ...]:
 class SamplingParams:
     """How the choices of one request are sampled and where they end.
 
-    Raises ParameterError, naming the field, for a value out of range.
+    None leaves temperature, top_p, top_k, min_p and repetition_penalty to the model's own defaults (`generation_config.json`),
+    and where it has none to 1, 1, 0, 0 and 1. Raises ParameterError, naming the field, for a value out of range.
     """
 
     max_tokens: int | None = None
@@ -50,13 +55,13 @@ class SamplingParams:
     min_tokens: int = 0
     """No eos and no stop id is sampled before this many tokens."""
     n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     """0 keeps the whole vocabulary."""
-    min_p: float = 0.0
+    min_p: float | None = None
     """Tokens less likely than this share of the likeliest token's probability are not sampled; 0 keeps all."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     """Above 1, logits of tokens in the prompt or the output so far are divided by it, or multiplied where negative."""
     presence_penalty: float = 0.0
     """Subtracted once from the logits of tokens in the output so far."""
@@ -72,7 +77,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, of which the first has nothing that it depends on; the cache is not read then."""
     echo: bool = False
-    """Whether the text of each choice begins with the prompt."""
+    """Whether the text of each choice begins with the prompt; of a conversation with its last turn, if the assistant's."""
+    tells_prompt_ids: bool = False
+    """Whether the ids of the prompt's tokens are told."""
     seed: int | None = None
     """None: whoever opens the request draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = ()
@@ -84,25 +91,18 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         _check_lengths(self)
         _check_int("n", self.n, 1, MAX_CHOICES)
-        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise ParameterError("top_p", "top_p must be greater than 0 and at most 1, got 0")
-        _check_int("top_k", self.top_k, 0, TOKENS_LIMIT - 1)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_filters(self)
         _check_penalties(self)
         _check_biases(self.logit_bias)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+        _check_optional_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_optional_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_optional_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         _check_stops(self)
+        _check_flags(self)
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE
+        return self.temperature is not None and self.temperature < GREEDY_TEMPERATURE
 
 
 def _check_lengths(params: SamplingParams) -> None:
@@ -117,10 +117,19 @@ def _check_lengths(params: SamplingParams) -> None:
         )
 
 
+def _check_filters(params: SamplingParams) -> None:
+    _check_optional_float("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
+    _check_optional_float("top_p", params.top_p, 0.0, 1.0)
+    if params.top_p == 0.0:
+        raise ParameterError("top_p", "top_p must be greater than 0 and at most 1, got 0")
+    _check_optional_int("top_k", params.top_k, 0, TOKENS_LIMIT - 1)
+    _check_optional_float("min_p", params.min_p, 0.0, 1.0)
+
+
 def _check_penalties(params: SamplingParams) -> None:
     _check_float("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_float("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    _check_float("repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+    _check_optional_float("repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
     if params.repetition_penalty == 0.0:
         raise ParameterError("repetition_penalty", "repetition_penalty must be greater than 0, got 0")
 
@@ -136,29 +145,65 @@ def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
 
 
 def _check_stops(params: SamplingParams) -> None:
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise ParameterError("stop", f"stop holds {len(params.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
+    _check_sequence("stop", params.stop, MAX_STOP_STRINGS)
     for text in params.stop:
+        if not isinstance(text, str):
+            raise ParameterError("stop", f"stop must hold strings, got {_shown(text)}")
         if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
             raise ParameterError("stop", f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}")
-    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise ParameterError(
-            "stop_token_ids", f"stop_token_ids holds {len(params.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed"
-        )
+    _check_sequence("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     for token in params.stop_token_ids:
         _check_int("stop_token_ids", token, 0, TOKENS_LIMIT - 1)
 
 
+def _check_flags(params: SamplingParams) -> None:
+    for name in _FLAGS:
+        value = getattr(params, name)
+        if not isinstance(value, bool):
+            raise ParameterError(name, f"{name} must be True or False, got {_shown(value)}")
+
+
+def _check_sequence(param: str, values: object, most: int) -> None:
+    if not isinstance(values, list | tuple):
+        raise ParameterError(param, f"{param} must be a tuple or a list, got {_shown(values)}")
+    if len(values) > most:
+        raise ParameterError(param, f"{param} holds {len(values)} items, at most {most} are allowed")
+
+
+def _check_optional_int(param: str, value: object, low: int, high: int) -> None:
+    if value is not None:
+        _check_int(param, value, low, high)
+
+
 def _check_int(param: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(param, f"{param} must be an integer, got {value!r}")
+        raise ParameterError(param, f"{param} must be an integer, got {_shown(value)}")
     if not low <= value <= high:
-        raise ParameterError(param, f"{param} must be between {low} and {high}, got {value}")
+        raise ParameterError(param, f"{param} must be between {low} and {high}, got {_shown(value)}")
+
+
+def _check_optional_float(param: str, value: object, low: float, high: float) -> None:
+    if value is not None:
+        _check_float(param, value, low, high)
 
 
 def _check_float(param: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124 - NaN
-        raise ParameterError(param, f"{param} must be a number, got {value!r}")
+        raise ParameterError(param, f"{param} must be a number, got {_shown(value)}")
     if not low <= value <= high:
-        shown = f"{value:g}" if isinstance(value, float) else "an integer out of range"
-        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {shown}")
+        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """Short, whatever it is: the interpreter itself writes no integer of more than some thousand digits."""
+    match value:
+        case bool() | None:
+            return repr(value)
+        case int():
+            return str(value) if abs(value) < _SHOWN_LIMIT else f"an integer of {value.bit_length()} bits"
+        case float():
+            return f"{value:g}"
+        case str() if len(value) <= _SHOWN_CHARS:
+            return repr(value)
+        case _:
+            return f"a value of type {type(value).__name__}"

@@ -191,7 +191,7 @@ class TaskLauncher:
     async def _work(self, role: Role, index: int, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         match role:
             case Role.TEXT:
-                await work_text(self._links, addresses, index, checkpoint.directory)
+                await work_text(self._links, addresses, index, checkpoint.directory, self._settings)
             case Role.SCHEDULER:
                 await work_scheduler(
                     self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file

@@ -29,6 +29,8 @@ __all__ = [
 DEVICES: Final = ("cpu", "scripted")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
+GENERATION_CONFIG_OF_MODEL: Final = "auto"
+GENERATION_CONFIGS: Final = (GENERATION_CONFIG_OF_MODEL, "none")
 SCRIPTS: Final = ("echo", "hash")
 METRICS_PREFIXES: Final = ("layered_llm", "vllm")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -61,6 +63,13 @@ class Settings:
         group="model",
         aliases=("--context-length", "--max-model-len"),
         low=1,
+    )
+    chat_template: str | None = _setting("file with a chat template in place of the model's own", default=None, group="model")
+    generation_config: str = _setting(
+        "what a request leaves open is sampled by the model's generation_config.json (auto), or by temperature 1 and no filter",
+        default=GENERATION_CONFIG_OF_MODEL,
+        group="model",
+        choices=GENERATION_CONFIGS,
     )
     cache_dir: str | None = _setting(
         "where a converted model is kept (default: ~/.cache/layered_llm)", default=None, group="model"

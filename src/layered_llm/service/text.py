@@ -14,6 +14,7 @@ from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.supervision import peer_name
 from layered_llm.service.text_worker import PrepareLong, TextLinks, TextWorker, prepare_in_thread
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
@@ -23,9 +24,19 @@ from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.zmq_socket import open_context
 
 
-async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path) -> None:
+async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path, settings: Settings) -> None:
     """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
-    await serve_text(links, addresses, index, read_text_files(checkpoint, clock=datetime.now), prepare_in_thread)
+    await serve_text(links, addresses, index, _read_files(checkpoint, settings), prepare_in_thread)
+
+
+def _read_files(checkpoint: Path, settings: Settings) -> TextFiles:
+    template = settings.chat_template
+    return read_text_files(
+        checkpoint,
+        clock=datetime.now,
+        template_file=None if template is None else Path(template).expanduser(),
+        has_defaults=settings.generation_config == GENERATION_CONFIG_OF_MODEL,
+    )
 
 
 async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles, prepare_long: PrepareLong) -> None:
@@ -53,7 +64,9 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        await work_text(ZmqLinks(context, context), arguments.addresses, arguments.index, arguments.checkpoint)
+        await work_text(
+            ZmqLinks(context, context), arguments.addresses, arguments.index, arguments.checkpoint, arguments.settings
+        )
 
 
 def main() -> None:

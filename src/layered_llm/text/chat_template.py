@@ -6,11 +6,15 @@ The environment offers what Hugging Face documents for chat templates: trimmed b
 `strftime_now`, a `tojson` that escapes no HTML, and the `generation` block, whose only use is in training. It is sandboxed,
 since a template is a program of whoever published the checkpoint.
 
+Where a template does not know the role "developer", OpenAI's newer name of it, the turn is a system turn, since many templates
+drop roles that they do not know without a word.
+
 Invariant: whatever a template does, the caller gets a text or a TemplateFailed.
 """
 
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,9 +25,13 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.messages.prompts import NEXT_TURN, ChatMessage, Rendering, ToolCall
 
 Clock = Callable[[], dt.datetime]
+
+_TESTS_CONTENT_FOR_NULL: Final = re.compile(r"content['\"\]]*\s+is\s+(?:not\s+)?none", re.IGNORECASE)
+_END_MARK: Final = "[[the-last-message-goes-on-here]] "
+"""Put behind the message that is to be continued. A template that trims its messages takes the space, and so tells of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,29 +57,64 @@ class ChatTemplate:
     def __init__(self, source: str, *, variables: Mapping[str, str], clock: Clock) -> None:
         """`variables` are bos_token, eos_token and the like; a source that does not compile fails at each rendering."""
         self._variables = dict(variables)
+        self._knows_null = _TESTS_CONTENT_FOR_NULL.search(source) is not None
+        self._knows_developer = "developer" in source
         self._template: jinja2.Template | TemplateFailed
         try:
             self._template = _environment(clock).from_string(source)
         except Exception as error:  # noqa: BLE001 - the parser raises more than its own errors, such as RecursionError
             self._template = _failure(error)
 
-    def render(self, messages: Sequence[ChatMessage]) -> str | TemplateFailed:
-        """The conversation as text, ready for the assistant's next turn, with all special tokens that it needs."""
+    def render(self, messages: Sequence[ChatMessage], rendering: Rendering = NEXT_TURN) -> str | TemplateFailed:
+        """The conversation as text, with all special tokens that it needs."""
         if isinstance(self._template, TemplateFailed):
             return self._template
-        turns = [_turn(message) for message in messages]
+        turns = [self._turn(message) for message in messages]
+        if rendering.continue_final_message and not (turns and turns[-1]["content"]):
+            return TemplateFailed(message="the last message has no content that could be continued")
+        if rendering.continue_final_message:
+            turns[-1]["content"] += _END_MARK
         try:
-            return self._template.render(
-                **self._variables, messages=turns, tools=None, documents=None, add_generation_prompt=True
-            )
+            asked = json.loads(rendering.variables or "{}")
+            variables = {"tools": None, "documents": None} | self._variables | asked
+            text = self._template.render(variables, messages=turns, add_generation_prompt=rendering.add_generation_prompt)
         except Exception as error:  # noqa: BLE001 - a template is a foreign program: it may raise anything
             return _failure(error)
+        return _cut(text, messages[-1].content or "") if rendering.continue_final_message else text
+
+    def _turn(self, message: ChatMessage) -> dict[str, Any]:
+        """A message as templates index it: a key is there only where it has a value, as in transformers."""
+        role = "system" if message.role == "developer" and not self._knows_developer else message.role
+        turn: dict[str, Any] = {"role": role, "content": self._content(message)}
+        if message.name is not None:
+            turn["name"] = message.name
+        if message.reasoning is not None:
+            turn |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+        if message.tool_calls:
+            turn["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        return turn
+
+    def _content(self, message: ChatMessage) -> str | None:
+        """Most templates concatenate the content, whatever it is; some tell a turn of calls alone by its being null."""
+        if message.content is None and message.tool_calls and self._knows_null:
+            return None
+        return message.content or ""
 
 
-def _turn(message: ChatMessage) -> dict[str, str]:
-    """A message as templates index it; they concatenate the content, so that none is the empty text."""
-    turn = {"role": message.role, "content": message.content or ""}
-    return turn if message.name is None else turn | {"name": message.name}
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write the arguments as JSON themselves, so that they get the object."""
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
+
+
+def _cut(text: str, content: str) -> str | TemplateFailed:
+    """`text` up to the end of the last message's `content`, as far as the template shows it."""
+    place = text.rfind(_END_MARK.rstrip())
+    if place < 0 or content.strip() not in text[:place]:
+        return TemplateFailed(message="it does not show the last message as it is, so that it cannot be continued")
+    return text[:place] if text.startswith(_END_MARK, place) else text[:place].rstrip()
 
 
 def _failure(error: Exception) -> TemplateFailed:

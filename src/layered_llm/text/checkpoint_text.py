@@ -6,13 +6,26 @@ Must not know: weights, requests, how the directory came to be.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from layered_llm.text.chat_template import ChatTemplate, Clock
 from layered_llm.text.decode_tables import UnsupportedTokenizer
 from layered_llm.text.tokenizer import Tokenizer, named_tokens, token_text
+
+_DEFAULTS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Names in generation_config.json, and ours. The others are of Hugging Face's own loop."""
+_NO_TOP_K: Final = -1
 
 
 class UnreadableCheckpoint(Exception):  # noqa: N818 - states what was found
@@ -28,20 +41,26 @@ class TextFiles:
     """None: the model takes no conversations."""
     eos_ids: frozenset[int]
     """Every id that the checkpoint's files name as an end of output."""
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """What a request that does not say is sampled with."""
 
 
-def read_text_files(directory: Path, *, clock: Clock) -> TextFiles:
+def read_text_files(
+    directory: Path, *, clock: Clock, template_file: Path | None = None, has_defaults: bool = True
+) -> TextFiles:
     """Reads tokenizer.json, tokenizer_config.json, the template, and eos from config.json and generation_config.json.
 
-    Only tokenizer.json must exist. `clock` is what templates call for today's date. Raises UnreadableCheckpoint.
+    Only tokenizer.json must exist. `clock` is what templates call for today's date, `template_file` stands for the directory's
+    own template. Without `has_defaults` the directory has no word in how it is sampled. Raises UnreadableCheckpoint.
     """
     config = _read_json(directory / "tokenizer_config.json")
     tokenizer = _read_tokenizer(directory / "tokenizer.json", config)
-    source = _template_source(directory, config)
+    source = _template_source(directory, config) if template_file is None else _needed(template_file)
     return TextFiles(
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, variables=named_tokens(config), clock=clock),
         eos_ids=_eos_ids(directory, config, tokenizer),
+        defaults=_defaults(directory / "generation_config.json") if has_defaults else NO_DEFAULTS,
     )
 
 
@@ -83,8 +102,26 @@ def _eos_ids(directory: Path, tokenizer_config: Mapping[str, Any], tokenizer: To
     return frozenset(token for entry in entries if entry is not None for token in _as_list(entry))
 
 
+def _defaults(path: Path) -> SamplingDefaults:
+    """`max_new_tokens` is the most that any request gets, as in vLLM."""
+    entries = {_DEFAULTS[name]: value for name, value in _read_json(path).items() if name in _DEFAULTS and value is not None}
+    if entries.get("top_k") == _NO_TOP_K:
+        del entries["top_k"]
+    try:
+        return SamplingDefaults(**entries)
+    except ParameterError as error:
+        raise UnreadableCheckpoint(f"{path}: {error.message}; --generation-config none leaves it aside") from error
+
+
 def _as_list(entry: Any) -> list[int]:
     return entry if isinstance(entry, list) else [entry]
+
+
+def _needed(path: Path) -> str:
+    text = _read(path)
+    if text is None:
+        raise UnreadableCheckpoint(f"{path} does not exist")
+    return text
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,11 +7,11 @@ Invariant: `Preparation.run` reads only what never changes, so that it may run i
 
 from array import array
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
-from layered_llm.domain.columns import pack_f32, pack_i32, rows, unpack_i32
+from layered_llm.domain.columns import pack_f32, pack_i32, rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -19,10 +19,9 @@ from layered_llm.domain.messages.api_text import Rejected, Submit
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, message_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
-from layered_llm.text.tokenizer import CannotEncode
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
@@ -31,7 +30,8 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 20
 _MESSAGE_COST_CHARS: Final = 40
 _STOP_CHAR_COST_CHARS: Final = 4
 _IDS_PER_COST_CHAR: Final = 8
-_LONGEST_TEMPLATE_MESSAGE: Final = 1_000
+
+ValueT = TypeVar("ValueT")
 
 
 @attrs.frozen(kw_only=True)
@@ -79,68 +79,38 @@ class Preparation:
         prompt = self._message.prompt
         work = _STOP_CHAR_COST_CHARS * sum(map(len, self._message.params.stop)) + len(prompt.text or "")
         work += rows("i", prompt.token_ids or b"") // _IDS_PER_COST_CHAR
-        for message in prompt.chat or ():
-            work += len(message.content or "") + len(message.name or "") + _MESSAGE_COST_CHARS
+        work += len(prompt.rendering.variables or "")
+        work += sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
         return work > LONG_WORK_CHARS
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
-        prompt_ids = self._prompt_ids()
-        if isinstance(prompt_ids, Rejected):
-            return prompt_ids
-        tokens = unpack_i32(prompt_ids)
-        return self._judge(tokens) or self._prepared(prompt_ids, len(tokens))
-
-    @property
-    def _prompt_param(self) -> str:
-        return "prompt" if self._message.prompt.chat is None else "messages"
-
-    def _prompt_ids(self) -> bytes | Rejected:
-        prompt = self._message.prompt
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        if prompt.text is not None:
-            return self._encode(prompt.text, add_special_tokens=True)
-        if self._text_files.template is None:
-            return self._reject(
-                RejectReason.NO_CHAT_TEMPLATE, "This model has no chat template; use completions, which need none.", "messages"
-            )
-        rendered = self._text_files.template.render(prompt.chat or ())
-        if isinstance(rendered, TemplateFailed):
-            words = _harmless(rendered.message[:_LONGEST_TEMPLATE_MESSAGE])
-            return self._reject(
-                RejectReason.TEMPLATE_ERROR, f"The model's chat template cannot render these messages: {words}", "messages"
-            )
-        return self._encode(rendered, add_special_tokens=False)
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> bytes | Rejected:
-        tokenizer = self._text_files.tokenizer
-        least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
-        if least_tokens >= self._limits.context_tokens:
-            return self._too_long(f"at least {least_tokens}")
-        try:
-            return pack_i32(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except CannotEncode as error:
-            message = f"The text cannot be turned into tokens: {error}."
-            return self._reject(RejectReason.INVALID_PARAMETER, message, self._prompt_param)
+        params = self._text_files.defaults.applied(self._message.params)
+        reader = PromptReader(self._text_files, self._limits)
+        tokens = reader.tokens(self._message.prompt, output_tokens=params.max_tokens or 1)
+        if isinstance(tokens, PromptRefused):
+            return self._refuse(tokens)
+        refused = self._judge(tokens)
+        if refused is None and len(tokens) >= self._limits.context_tokens:
+            refused = self._refuse(reader.too_long(self._message.prompt, str(len(tokens))))
+        return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
-        size = self._limits.vocabulary_size
+        param, size = prompt_param(self._message.prompt), self._limits.vocabulary_size
         if not tokens:
-            return self._reject(
-                RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", self._prompt_param
-            )
+            return self._reject(RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", param)
         for token in (min(tokens), max(tokens)):
             if not 0 <= token < size:
                 message = f"The prompt holds token id {token}, which is out of the vocabulary of {size} tokens."
-                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, self._prompt_param)
-        if len(tokens) >= self._limits.context_tokens:
-            return self._too_long(str(len(tokens)))
+                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, param)
+        return None
+
+    def _judge_params(self, prompt_tokens: int) -> Rejected | None:
         params = self._message.params
         return (
             self._judge_ids("stop_token_ids", params.stop_token_ids)
             or self._judge_ids("logit_bias", [token for token, _ in params.logit_bias])
-            or self._judge_prompt_logprobs(len(tokens))
+            or self._judge_prompt_logprobs(prompt_tokens)
         )
 
     def _judge_prompt_logprobs(self, prompt_tokens: int) -> Rejected | None:
@@ -165,31 +135,33 @@ class Preparation:
                 return self._reject(RejectReason.INVALID_PARAMETER, message, param)
         return None
 
-    def _prepared(self, prompt_ids: bytes, prompt_tokens: int) -> Prepared:
-        params = self._message.params
-        room = self._limits.context_tokens - prompt_tokens
+    def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared:
+        room = self._limits.context_tokens - len(tokens)
         max_tokens = room if params.max_tokens is None else min(max(params.max_tokens, 1), room)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
+        placement = self._message.placement
         admit = Admit(
             request=self.request,
             choices=params.n,
-            prompt_ids=prompt_ids,
+            prompt_ids=pack_i32(tokens),
             max_tokens=max_tokens,
-            cache_salt=self._message.placement.cache_salt,
-            priority=self._message.placement.priority,
-            tenant=self._message.placement.tenant,
+            cache_salt=placement.cache_salt,
+            priority=placement.priority,
+            tenant=placement.tenant,
             sampling=_token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
             reads_cache=params.prompt_logprobs is None,
         )
-        echo = self._echo(prompt_ids) if params.echo else ""
+        echo = self._echo(tokens) if params.echo else ""
         return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens, echo=echo)
 
-    def _echo(self, prompt_ids: bytes) -> str:
-        """A text as the client wrote it; anything else as its tokens spell it."""
-        if self._message.prompt.text is not None:
-            return self._message.prompt.text
-        skips = self._message.params.skip_special_tokens
-        return self._text_files.tokenizer.decode(unpack_i32(prompt_ids), skip_special_tokens=skips)
+    def _echo(self, tokens: "array[int]") -> str:
+        """The assistant's last turn, or a text as the client wrote it; anything else as its tokens spell it."""
+        prompt = self._message.prompt
+        if prompt.chat is not None:
+            return (prompt.chat[-1].content or "") if prompt.chat[-1].role == "assistant" else ""
+        if prompt.text is not None and prompt.keep_last_tokens is None:
+            return prompt.text
+        return self._text_files.tokenizer.decode(tokens, skip_special_tokens=self._message.params.skip_special_tokens)
 
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach; they can never be sampled."""
@@ -198,29 +170,23 @@ class Preparation:
         ending = frozenset() if params.ignore_eos else eos_ids
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
 
-    def _too_long(self, prompt_tokens: str) -> Rejected:
-        message = (
-            f"This model's maximum context length is {self._limits.context_tokens} tokens, but the prompt has {prompt_tokens} "
-            "tokens; it must leave room for at least one token of output."
-        )
-        return self._reject(RejectReason.CONTEXT_LENGTH_EXCEEDED, message, self._prompt_param)
+    def _refuse(self, why: PromptRefused) -> Rejected:
+        return self._reject(why.reason, why.message, why.param)
 
     def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
         return Rejected(request=self.request, reason=reason, message=message, param=param)
 
 
 def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int]) -> TokenSampling:
-    if params.seed is None:
-        raise InvariantViolated("a Submit carries a seed")
     return TokenSampling(
-        temperature=0.0 if params.is_greedy else params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
+        temperature=0.0 if params.is_greedy else _set(params.temperature),
+        top_p=_set(params.top_p),
+        top_k=_set(params.top_k),
+        seed=_set(params.seed),
         min_tokens=min_tokens,
         end_ids=tuple(sorted(end_ids)),
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
+        min_p=_set(params.min_p),
+        repetition_penalty=_set(params.repetition_penalty),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         biased_ids=pack_i32(token for token, _ in params.logit_bias),
@@ -230,6 +196,8 @@ def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozens
     )
 
 
-def _harmless(words: str) -> str:
-    """A template may quote the client's lone surrogates, which no message can carry."""
-    return words.encode(errors="replace").decode()
+def _set(value: ValueT | None) -> ValueT:
+    """What a Submit or the model's defaults have decided."""
+    if value is None:
+        raise InvariantViolated("a parameter is left open behind the model's defaults")
+    return value

@@ -12,7 +12,6 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
-from layered_llm.transport.http.openai_schema import requests
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
 from layered_llm.transport.http.openapi.bodies import chat_body, completion_body
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
@@ -158,15 +157,6 @@ def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base
                 differences.append((name, value, "taken" if is_taken else "refused"))
 
     assert differences == []
-
-
-@pytest.mark.parametrize("body", [chat_body(), completion_body()], ids=["chat", "completions"])
-def test_every_member_that_has_an_effect_is_described(body: Any) -> None:
-    of_the_other = {"messages", "prompt", "top_logprobs", "echo"}
-
-    missing = requests._KNOWN - body["properties"].keys()
-
-    assert missing <= of_the_other
 
 
 async def test_what_the_endpoints_answer_is_described() -> None:

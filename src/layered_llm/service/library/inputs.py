@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt, ToolCall
 from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
 
 Message: TypeAlias = ChatMessage | Mapping[str, object]
@@ -26,7 +26,11 @@ MAX_PROMPT_BYTES: Final = 32 << 20
 _MESSAGE_BYTES: Final = 64
 """More than the frame around one turn needs."""
 _TOKEN_BYTES: Final = 4
+_SHOWN_LIMIT: Final = 10**20
 _KEYS: Final = ("role", "content", "name")
+"""Of a message that is no ChatMessage."""
+_OPTIONAL_TEXTS: Final = ("name", "reasoning", "tool_call_id")
+_FLOATS: Final = (float, float | None)
 
 
 def to_prompt(value: PromptLike, param: str = "prompt") -> Prompt:
@@ -86,13 +90,9 @@ def to_params(value: SamplingParams | None, param: str = "params") -> SamplingPa
 
 
 def _plain(field: "attrs.Attribute[Any]", value: object) -> Any:
-    """What the codec can encode, of the kind that the field's default has."""
-    if isinstance(field.default, bool) and type(value) is not bool:
-        raise ParameterError(field.name, f"{field.name} must be True or False, got {_shown(value)}")
-    if isinstance(field.default, tuple) and not isinstance(value, list | tuple):
-        raise ParameterError(field.name, f"{field.name} must be a tuple or a list, got {_shown(value)}")
+    """What the codec can encode, a float where one is meant."""
     plain = _plain_value(value, field.name)
-    return float(plain) if isinstance(field.default, float) else plain
+    return float(plain) if isinstance(plain, int) and field.type in _FLOATS else plain
 
 
 def _plain_value(value: object, param: str) -> Any:
@@ -125,21 +125,40 @@ def _chat(values: Sequence[object], param: str) -> Prompt:
 
 
 def _message(value: object, param: str) -> ChatMessage:
-    fields = attrs.asdict(value) if isinstance(value, ChatMessage) else value
-    if not isinstance(fields, Mapping):
+    if isinstance(value, ChatMessage):
+        return _checked(attrs.asdict(value, recurse=False), param)
+    if not isinstance(value, Mapping):
         raise ParameterError(param, f"{param} must be a message like the first item, got {_shown(value)}")
-    for key in fields:
+    for key in value:
         if key not in _KEYS:
             raise ParameterError(f"{param}.{key}", f"{param} has the key {key!r}; a message has {', '.join(_KEYS)}")
+    return _checked(value, param)
+
+
+def _checked(fields: Mapping[str, Any], param: str) -> ChatMessage:
     role = _text(fields.get("role"), f"{param}.role")
     if not role:
         raise ParameterError(f"{param}.role", f"{param}.role must not be empty")
-    name = fields.get("name")
     return ChatMessage(
         role=role,
         content=_content(fields.get("content"), role, f"{param}.content"),
-        name=None if name is None else _text(name, f"{param}.name"),
+        tool_calls=tuple(_tool_call(call, f"{param}.tool_calls[{at}]") for at, call in enumerate(fields.get("tool_calls", ()))),
+        **{name: _optional_text(fields.get(name), f"{param}.{name}") for name in _OPTIONAL_TEXTS},
     )
+
+
+def _tool_call(value: object, param: str) -> ToolCall:
+    if not isinstance(value, ToolCall):
+        raise ParameterError(param, f"{param} must be a ToolCall, got {_shown(value)}")
+    return ToolCall(
+        name=_text(value.name, f"{param}.name"),
+        arguments=_text(value.arguments, f"{param}.arguments"),
+        id=_optional_text(value.id, f"{param}.id"),
+    )
+
+
+def _optional_text(value: object, param: str) -> str | None:
+    return None if value is None else _text(value, param)
 
 
 def _content(value: object, role: str, param: str) -> str | None:
@@ -147,7 +166,9 @@ def _content(value: object, role: str, param: str) -> str | None:
 
 
 def _message_bytes(message: ChatMessage) -> int:
-    return _MESSAGE_BYTES + sum(len(text.encode()) for text in (message.role, message.content, message.name) if text)
+    called = [text for call in message.tool_calls for text in (call.name, call.arguments, call.id)]
+    texts = (message.role, message.content, message.name, message.reasoning, message.tool_call_id, *called)
+    return _MESSAGE_BYTES * (1 + len(message.tool_calls)) + sum(len(text.encode()) for text in texts if text)
 
 
 def _token_ids(values: Sequence[object], param: str) -> Prompt:
@@ -160,7 +181,7 @@ def _token_id(value: object, param: str) -> int:
         raise ParameterError(param, f"{param} must be a token id, got {_shown(value)}")
     token = operator.index(value)  # type: ignore[arg-type] # it has __index__
     if not 0 <= token < TOKENS_LIMIT:
-        raise ParameterError(param, f"{param} must be between 0 and {TOKENS_LIMIT - 1}, got {token}")
+        raise ParameterError(param, f"{param} must be between 0 and {TOKENS_LIMIT - 1}, got {_shown(token)}")
     return token
 
 
@@ -186,7 +207,9 @@ def _check_size(size_bytes: int, param: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Short, whatever it is."""
+    """Short, whatever it is: the interpreter itself writes no integer of more than some thousand digits."""
+    if isinstance(value, int) and abs(value) >= _SHOWN_LIMIT:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < 40):
         return repr(value)
     return f"a value of type {type(value).__name__}"

@@ -123,7 +123,7 @@ def _plan(context: HttpContext, request: GenerationRequest, shape: Shape, head: 
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
         retry_after_s=context.settings.retry_after_s,
-        echoes_logprobs=request.told.echo and request.told.logprobs is not None,
+        echoes_logprobs=request.told.echoes_logprobs,
         tells_prompts=request.told.has_prompt_field,
     )
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from layered_llm.domain.errors import ParameterError
 
 JsonObject = Mapping[str, Any]
+Json = dict[str, Any]
 
 _TYPE_NAMES: Final = {
     bool: "a boolean",
@@ -51,6 +52,14 @@ def decode_object(body: bytes) -> JsonObject:
     if not isinstance(value, dict):
         raise MalformedBody(f"The body must be a JSON object, got {type_name(value)}.")
     return value
+
+
+def decode_text(param: str, text: str) -> object:
+    """The JSON value that a string of the body holds. Raises ParameterError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:  # MalformedBody too, and the interpreter's limit of digits
+        raise ParameterError(param, f"{param} must be a JSON object as a string") from error
 
 
 def _check_values(body: bytes) -> None:
@@ -104,48 +113,44 @@ def text(param: str, value: object) -> str:
     return value
 
 
-def optional_text(fields: JsonObject, name: str) -> str | None:
-    value = fields.get(name)
-    return None if value is None else text(name, value)
-
-
-def optional_bool(fields: JsonObject, name: str) -> bool | None:
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
+def boolean(param: str, value: object) -> bool:
+    if isinstance(value, bool):
         return value
-    raise wrong_type(name, "a boolean", value)
+    raise wrong_type(param, "a boolean", value)
 
 
-def optional_int(fields: JsonObject, name: str, low: int, high: int) -> int | None:
+def integer(param: str, value: object, low: int, high: int) -> int:
     """An integer in `low` … `high`, both included."""
-    value = fields.get(name)
-    if value is None:
-        return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong_type(name, "an integer", value)
+        raise wrong_type(param, "an integer", value)
     if not low <= value <= high:
-        raise ParameterError(name, f"{name} must be between {low} and {high}, got {shown(value)}")
+        raise ParameterError(param, f"{param} must be between {low} and {high}, got {shown(value)}")
     return value
 
 
-def optional_number(fields: JsonObject, name: str) -> float | None:
-    """A finite number; its range is the business of whoever uses it."""
-    value = fields.get(name)
-    if value is None:
-        return None
+def number(param: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
+    """A number in `low` … `high`, both included, but for `low` where the value must be above it."""
+    read = finite(param, value)
+    if above_low and low == read:
+        raise ParameterError(param, f"{param} must be greater than {low:g} and at most {high:g}, got {shown(value)}")
+    if not low <= read <= high:
+        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {shown(value)}")
+    return read
+
+
+def finite(param: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong_type(name, "a number", value)
+        raise wrong_type(param, "a number", value)
     try:
         return float(value)
     except OverflowError as error:
-        raise ParameterError(name, f"{name} is too large for a number") from error
+        raise ParameterError(param, f"{param} is too large for a number") from error
 
 
-def optional_object(fields: JsonObject, name: str) -> JsonObject | None:
-    value = fields.get(name)
-    if value is None or isinstance(value, dict):
+def json_object(param: str, value: object) -> JsonObject:
+    if isinstance(value, dict):
         return value
-    raise wrong_type(name, "an object", value)
+    raise wrong_type(param, "an object", value)
 
 
 def texts(param: str, values: Sequence[object]) -> tuple[str, ...]:

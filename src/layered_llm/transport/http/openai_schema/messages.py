@@ -5,38 +5,110 @@ Must not know: templates, which roles a model was trained on.
 A template sees strings only: a list of text parts is joined by line breaks, as vLLM and llama.cpp do it.
 """
 
+import json
 from typing import Final
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
 from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.fields import Json
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_REASONING: Final = ("reasoning_content", "reasoning")
+"""What servers of the family call the thoughts that come with an answer; the first that is there counts."""
+_NULLABLE_STRING: Final[Json] = {"type": ["string", "null"]}
+_TOOL_CALL: Final[Json] = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": _NULLABLE_STRING,
+        "type": {"enum": ["function", None]},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
+        },
+    },
+}
+_TEXT_PART: Final[Json] = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+MESSAGES_SCHEMA: Final[Json] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": _TEXT_PART}]},
+            "name": _NULLABLE_STRING,
+            "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
+            "tool_call_id": _NULLABLE_STRING,
+        },
+    },
+}
 
 
-def parse_messages(value: object) -> tuple[ChatMessage, ...]:
+def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
     """At least one turn. Raises ParameterError."""
-    if value is None:
-        raise ParameterError("messages", "messages is required")
     if not isinstance(value, list):
-        raise read.wrong_type("messages", "a list", value)
+        raise read.wrong_type(param, "a list", value)
     if not value:
-        raise ParameterError("messages", "messages must not be empty")
-    return tuple(_message(f"messages[{place}]", item) for place, item in enumerate(value))
+        raise ParameterError(param, f"{param} must not be empty")
+    return tuple(_message(f"{param}[{place}]", item) for place, item in enumerate(value))
 
 
 def _message(param: str, item: object) -> ChatMessage:
-    if not isinstance(item, dict):
-        raise read.wrong_type(param, "an object", item)
-    role = _role(param, item)
-    if item.get("tool_calls") or item.get("function_call"):
-        raise ParameterError(f"{param}.tool_calls", f"{param}.tool_calls is not supported by this server")
-    name = item.get("name")
+    fields = read.json_object(param, item)
+    role = _role(param, fields)
+    if fields.get("function_call"):
+        raise ParameterError(f"{param}.function_call", f"{param}.function_call is out of use: give tool_calls")
     return ChatMessage(
         role=role,
-        content=_content(f"{param}.content", item.get("content"), role),
-        name=None if name is None else read.text(f"{param}.name", name),
+        content=_content(f"{param}.content", fields.get("content"), role),
+        name=_optional_text(param, fields, "name"),
+        reasoning=next(filter(None, (_optional_text(param, fields, name) for name in _REASONING)), None),
+        tool_calls=_tool_calls(f"{param}.tool_calls", fields.get("tool_calls"), role),
+        tool_call_id=_optional_text(param, fields, "tool_call_id"),
     )
+
+
+def _optional_text(param: str, fields: read.JsonObject, name: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else read.text(f"{param}.{name}", value)
+
+
+def _tool_calls(param: str, value: object, role: str) -> tuple[ToolCall, ...]:
+    if value is None or value == []:
+        return ()
+    if not isinstance(value, list):
+        raise read.wrong_type(param, "a list", value)
+    if role != "assistant":
+        raise ParameterError(param, f"{param} is for the role assistant, not for {role}")
+    return tuple(_tool_call(f"{param}[{place}]", call) for place, call in enumerate(value))
+
+
+def _tool_call(param: str, value: object) -> ToolCall:
+    call = read.json_object(param, value)
+    kind = call.get("type")
+    if kind not in (None, "function"):
+        raise ParameterError(f"{param}.type", f"{param}.type must be 'function', got {read.shown(kind)}")
+    function = read.json_object(f"{param}.function", call.get("function"))
+    return ToolCall(
+        id=_optional_text(param, call, "id"),
+        name=read.text(f"{param}.function.name", function.get("name")),
+        arguments=_arguments(f"{param}.function.arguments", function.get("arguments")),
+    )
+
+
+def _arguments(param: str, value: object) -> str:
+    """OpenAI has a string that holds a JSON object; an object itself is taken too, and nothing for an empty one."""
+    if isinstance(value, str) and value:
+        value = read.decode_text(param, read.text(param, value))
+    return json.dumps(read.json_object(param, {} if value in (None, "") else value))
 
 
 def _role(param: str, item: read.JsonObject) -> str:

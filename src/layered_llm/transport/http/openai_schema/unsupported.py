@@ -7,22 +7,21 @@ SGLang and llama.cpp beside them.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http.openai_schema.fields import JsonObject, shown
 
-_COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
-    "add_generation_prompt": (True,),
+Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Name of a field and the values that change nothing; null is always one of them."""
+
+_COMMON: Final[Neutral] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "custom_logit_processor": (),
-    "documents": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "ebnf": (),
@@ -48,42 +47,48 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "regex": (),
     "repeat_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
     "stop_regex": ("", []),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
     "top_a": (0,),
-    "truncate_prompt_tokens": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "web_search_options": (),
     "xtc_probability": (0,),
 }
-"""Name of the field and the values that change nothing; null is always one of them."""
+_OF_TEMPLATES: Final[Neutral] = {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+}
 
-OF_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (False,), "echo": (False,)}
-OF_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**_COMMON, "add_special_tokens": (True,), "top_logprobs": (0,)}
+REFUSED_IN_CHAT: Final[Neutral] = _COMMON
+REFUSED_IN_COMPLETIONS: Final[Neutral] = {**_COMMON, **_OF_TEMPLATES, "top_logprobs": (0,)}
+
+_REASONS: Final[Mapping[str, str]] = {
+    "chat_template": "a template is a program, and none is taken from a request; the server has --chat-template FILE for it",
+}
 
 
 def refuse_unsupported_chat_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a chat body that would change the output."""
-    _refuse(fields, OF_CHAT)
+    _refuse(fields, REFUSED_IN_CHAT)
 
 
 def refuse_unsupported_completion_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a completions body that would change the output."""
-    _refuse(fields, OF_COMPLETIONS)
+    _refuse(fields, REFUSED_IN_COMPLETIONS)
 
 
 def _refuse(fields: JsonObject, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     for name, value in fields.items():
         if value is None or name not in neutral or any(_same(value, other) for other in neutral[name]):
             continue
-        raise ParameterError(name, f"{name}={shown(value)} is not supported by this server")
+        reason = _REASONS.get(name)
+        raise ParameterError(name, f"{name}={shown(value)} is not supported by this server" + (f": {reason}" if reason else ""))
 
 
 def _same(value: object, other: object) -> bool:

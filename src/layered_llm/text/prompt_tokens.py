@@ -1,0 +1,114 @@
+"""From a prompt of any kind to the ids of its tokens.
+
+Must not know: requests, sampling, queues.
+
+Invariant: reads only what never changes, so that it may run in any thread.
+"""
+
+from array import array
+from typing import Final
+
+import attrs
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.prompts import WHOLE_CONTEXT, ChatMessage, Prompt
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.chat_template import TemplateFailed
+from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.tokenizer import CannotEncode
+
+_MOST_CONTEXTS_CUT: Final = 8
+"""So many contexts long may a text be that is cut to one: all of it has to be tokenized."""
+_LONGEST_TEMPLATE_MESSAGE: Final = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class PromptRefused:
+    """Why a prompt has no tokens."""
+
+    reason: RejectReason
+    message: str
+    param: str
+
+
+@attrs.frozen
+class PromptReader:
+    """Turns prompts into tokens by a checkpoint's files."""
+
+    _files: TextFiles
+    _limits: EngineLimits
+
+    def tokens(self, prompt: Prompt, *, output_tokens: int = 1) -> "array[int] | PromptRefused":
+        """The prompt's ids, of those of a longer one the last `keep_last_tokens`.
+
+        Nothing is judged of them but a text that surely exceeds the context, which is not worth its tokenizing.
+        `output_tokens` is the room to leave for the output where a prompt may have what is left of the context.
+        """
+        ids = self._all_tokens(prompt)
+        if isinstance(ids, PromptRefused) or prompt.keep_last_tokens is None:
+            return ids
+        room = max(1, self._limits.context_tokens - output_tokens)
+        return ids[-(room if prompt.keep_last_tokens == WHOLE_CONTEXT else prompt.keep_last_tokens) :]
+
+    def text(self, prompt: Prompt) -> str | PromptRefused:
+        """The text of a prompt that is no list of ids: of a conversation, what its template makes of it."""
+        if prompt.chat is None:
+            return prompt.text or ""
+        if self._files.template is None:
+            return PromptRefused(
+                reason=RejectReason.NO_CHAT_TEMPLATE,
+                message="This model has no chat template; use completions, which need none.",
+                param="messages",
+            )
+        rendered = self._files.template.render(prompt.chat, prompt.rendering)
+        if isinstance(rendered, TemplateFailed):
+            words = _harmless(rendered.message[:_LONGEST_TEMPLATE_MESSAGE])
+            return PromptRefused(
+                reason=RejectReason.TEMPLATE_ERROR,
+                message=f"The model's chat template cannot render these messages: {words}",
+                param="messages",
+            )
+        return rendered
+
+    def too_long(self, prompt: Prompt, tokens: str) -> PromptRefused:
+        """The verdict on a prompt of so many `tokens`, in words."""
+        message = (
+            f"This model's maximum context length is {self._limits.context_tokens} tokens, but the prompt has {tokens} "
+            "tokens; it must leave room for at least one token of output."
+        )
+        return PromptRefused(reason=RejectReason.CONTEXT_LENGTH_EXCEEDED, message=message, param=prompt_param(prompt))
+
+    def _all_tokens(self, prompt: Prompt) -> "array[int] | PromptRefused":
+        if prompt.token_ids is not None:
+            return unpack_i32(prompt.token_ids)
+        text = self.text(prompt)
+        if isinstance(text, PromptRefused):
+            return text
+        tokenizer = self._files.tokenizer
+        least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
+        if least_tokens >= self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT):
+            return self.too_long(prompt, f"at least {least_tokens}")
+        adds_special = prompt.chat is None if prompt.add_special_tokens is None else prompt.add_special_tokens
+        try:
+            return array("i", tokenizer.encode(text, add_special_tokens=adds_special))
+        except CannotEncode as error:
+            message = f"The text cannot be turned into tokens: {error}."
+            return PromptRefused(reason=RejectReason.INVALID_PARAMETER, message=message, param=prompt_param(prompt))
+
+
+def prompt_param(prompt: Prompt) -> str:
+    """The field that a prompt stands in."""
+    return "prompt" if prompt.chat is None else "messages"
+
+
+def message_chars(message: ChatMessage) -> int:
+    """Characters of a turn, its role not counted."""
+    words = [message.content, message.name, message.reasoning, message.tool_call_id]
+    called = [text for call in message.tool_calls for text in (call.name, call.arguments, call.id)]
+    return sum(len(text) for text in (*words, *called) if text is not None)
+
+
+def _harmless(words: str) -> str:
+    """A template may quote the client's lone surrogates, which no message can carry."""
+    return words.encode(errors="replace").decode()

@@ -1,0 +1,214 @@
+"""The fields of a body as a table: from it bodies are read, and documentation and tests can be made.
+
+Must not know: what a field means to the engine.
+
+A field's JSON Schema describes what its reader takes where it stands alone; what it may not be beside other fields is the
+business of whoever reads the whole body. Every field may be null, which means that it is absent.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.placement import MAX_CACHE_SALT_CHARS
+from layered_llm.domain.sampling import (
+    MAX_BIAS,
+    MAX_BIASED_TOKENS,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TEMPERATURE,
+    SEED_LIMIT,
+    TOKENS_LIMIT,
+)
+from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.fields import Json, JsonObject
+
+MAX_REQUEST_ID_CHARS: Final = 128
+_MOST_DIGITS: Final = 10
+"""Of a token id, which is a signed 32-bit integer."""
+
+Reader: TypeAlias = Callable[[str, Any], Any]
+"""(name, a value that is not null) to the value as the domain has it. Raises ParameterError."""
+
+
+@attrs.frozen
+class Field:
+    """One field of a body."""
+
+    name: str
+    schema: Json
+    """JSON Schema of the value, where it is not null."""
+    read: Reader
+    summary: str
+
+
+def read_all(table: Sequence[Field], body: JsonObject) -> dict[str, Any]:
+    """The fields of `table` that are present in `body`, as their readers have them. Raises ParameterError."""
+    return {field.name: field.read(field.name, body[field.name]) for field in table if body.get(field.name) is not None}
+
+
+def integer(name: str, low: int, high: int, summary: str) -> Field:
+    """Both ends belong to the range."""
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return Field(name, schema, lambda param, value: read.integer(param, value, low, high), summary)
+
+
+def number(name: str, low: float, high: float, summary: str, *, above_low: bool = False) -> Field:
+    """Both ends belong to the range, but for the lower one where the value has to be `above_low`."""
+    schema = {"type": "number", "exclusiveMinimum" if above_low else "minimum": low, "maximum": high}
+    return Field(name, schema, lambda param, value: read.number(param, value, low, high, above_low=above_low), summary)
+
+
+def boolean(name: str, summary: str) -> Field:
+    return Field(name, {"type": "boolean"}, read.boolean, summary)
+
+
+def string(name: str, summary: str, **bounds: int) -> Field:
+    return Field(name, {"type": "string", **bounds}, read.text, summary)
+
+
+def _stop(param: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (read.text(param, value),)
+    if isinstance(value, list):
+        return read.texts(param, value)
+    raise read.wrong_type(param, "a string or a list of strings", value)
+
+
+def _stop_token_ids(param: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, list):
+        return read.token_ids(param, value, TOKENS_LIMIT)
+    raise read.wrong_type(param, "a list of token ids", value)
+
+
+def _logit_bias(param: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Biases beyond the range count as its limits, as in vLLM."""
+    biases: list[tuple[int, float]] = []
+    for key, item in read.json_object(param, value).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS):
+            raise ParameterError(param, f"the keys of {param} must be token ids, got {read.shown(key)}")
+        biases.append((int(key), min(max(read.finite(param, item), -MAX_BIAS), MAX_BIAS)))
+    return tuple(biases)
+
+
+def _request_id(param: str, value: object) -> str:
+    name = read.text(param, value)
+    if not (0 < len(name) <= MAX_REQUEST_ID_CHARS and all("!" <= char <= "~" for char in name)):
+        message = f"{param} must be 1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters, got {read.shown(name)}"
+        raise ParameterError(param, message)
+    return name
+
+
+def _kept_tokens(param: str, value: object) -> int:
+    kept: int = read.integer(param, value, -1, TOKENS_LIMIT - 1)
+    if kept == 0:
+        raise ParameterError(param, f"{param} must be -1 or at least 1, got 0")
+    return kept
+
+
+_STRINGS: Final[Json] = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}}
+_TOKEN_ID: Final[Json] = {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1}
+
+STREAM_OPTIONS: Final = (
+    boolean("include_usage", "The stream ends with a chunk that has no choices but the request's token counts."),
+    boolean("continuous_usage_stats", "With include_usage: every chunk has the counts so far."),
+)
+
+SAMPLING: Final = (
+    integer("max_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; what the context does not hold is not sampled."),
+    integer("max_completion_tokens", 0, TOKENS_LIMIT - 1, "OpenAI's newer name of max_tokens; wins over it."),
+    integer("min_tokens", 0, TOKENS_LIMIT - 1, "Nothing ends a choice before it has so many tokens."),
+    integer("n", 1, MAX_CHOICES, "Choices for each prompt; the prompt is computed once."),
+    number("temperature", 0, MAX_TEMPERATURE, "0 is greedy."),
+    number("top_p", 0, 1, "Only the likeliest tokens that add up to this probability are sampled.", above_low=True),
+    integer("top_k", -1, TOKENS_LIMIT - 1, "Only so many of the likeliest tokens are sampled; 0 and -1: all."),
+    number("min_p", 0, 1, "Tokens below this share of the likeliest one's probability are not sampled."),
+    number(
+        "repetition_penalty",
+        0,
+        MAX_REPETITION_PENALTY,
+        "Divides the logits of tokens that are in the prompt or the output.",
+        above_low=True,
+    ),
+    number("presence_penalty", -MAX_PENALTY, MAX_PENALTY, "Subtracted from the logits of tokens that are in the output."),
+    number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY, "The same, once for each time that the token is there."),
+    Field(
+        "logit_bias",
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number"},
+            "maxProperties": MAX_BIASED_TOKENS,
+        },
+        _logit_bias,
+        f"Token id to what is added to its logit; beyond {-MAX_BIAS:g} … {MAX_BIAS:g} the end of that range counts.",
+    ),
+    integer("seed", -SEED_LIMIT, SEED_LIMIT - 1, "The same seed gives the same output, whatever runs beside; -1: none."),
+    Field(
+        "stop",
+        {"anyOf": [_STRINGS["items"], {**_STRINGS, "maxItems": MAX_STOP_STRINGS}]},
+        _stop,
+        "Texts before which a choice ends.",
+    ),
+    Field(
+        "stop_token_ids",
+        {"type": "array", "items": _TOKEN_ID, "maxItems": MAX_STOP_TOKEN_IDS},
+        _stop_token_ids,
+        "Tokens that end a choice, besides the model's own.",
+    ),
+    boolean("ignore_eos", "The model's own end tokens end nothing."),
+    boolean("include_stop_str_in_output", "The text holds what ended it."),
+    boolean("skip_special_tokens", "Special tokens have no text; true where absent."),
+    boolean("spaces_between_special_tokens", "Without effect: no tokenizer that is served puts spaces there."),
+)
+
+TELLING: Final = (
+    boolean("echo", "The text begins with the prompt, or with the assistant's last turn."),
+    integer("prompt_logprobs", 0, MAX_LOGPROBS, "Log probabilities of the prompt, with so many of the likeliest beside each."),
+    boolean("return_token_ids", "The prompt's token ids and each choice's are told."),
+    boolean("return_tokens_as_token_ids", "Log probabilities name tokens as token_id:N, and not by their text."),
+)
+
+PROMPT: Final = (
+    boolean("add_special_tokens", "The tokenizer's own tokens are put around the prompt: to a text, not to a conversation."),
+    Field(
+        "truncate_prompt_tokens",
+        {"type": "integer", "minimum": -1, "maximum": TOKENS_LIMIT - 1, "not": {"const": 0}},
+        _kept_tokens,
+        "A longer prompt loses its beginning; -1: as much as the context asks for.",
+    ),
+)
+
+DELIVERY: Final = (
+    string("model", "Which model; the first that is served where absent."),
+    boolean("stream", "The answer comes as server-sent events."),
+    Field(
+        "stream_options",
+        {"type": "object", "properties": {option.name: option.schema for option in STREAM_OPTIONS}},
+        lambda param, value: read_all(STREAM_OPTIONS, read.json_object(param, value)),
+        "Only where stream is true.",
+    ),
+    Field(
+        "request_id",
+        {"type": "string", "pattern": f"^[!-~]{{1,{MAX_REQUEST_ID_CHARS}}}$"},
+        _request_id,
+        "The response's id is made of it; the header X-Request-Id does the same.",
+    ),
+    string(
+        "cache_salt",
+        "Computed prefixes are shared only with requests of the same salt.",
+        minLength=1,
+        maxLength=MAX_CACHE_SALT_CHARS,
+    ),
+    integer("priority", -SEED_LIMIT, SEED_LIMIT - 1, "The lowest is served first, where the server goes by priority."),
+)
+
+COMMON: Final = (*SAMPLING, *TELLING, *PROMPT, *DELIVERY)
+"""What chat and completions have in common."""
