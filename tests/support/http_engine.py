@@ -7,6 +7,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -75,7 +76,8 @@ class FakeStream:
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def accept(self, prompt_tokens: int = 3) -> None:
-        self._decide(Accepted(request=self.request, prompt_tokens=prompt_tokens))
+        prompt_ids = pack_i32(range(prompt_tokens)) if self.params.tells_prompt_ids else b""
+        self._decide(Accepted(request=self.request, prompt_tokens=prompt_tokens, prompt_ids=prompt_ids))
 
     def reject(self, reason: RejectReason, message: str = "no", param: str | None = None) -> None:
         self.is_over = True

@@ -222,7 +222,7 @@ def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
 MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstance]] = {
     api_text.Submit: st.builds(api_text.Submit, request=ids, prompt=prompts, params=sampling_params),
     api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason)),
-    api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts),
+    api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts, prompt_ids=column("i")),
     api_text.Rejected: st.builds(
         api_text.Rejected, request=ids, reason=st.sampled_from(RejectReason), message=texts, param=messages_of_people
     ),

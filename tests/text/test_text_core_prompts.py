@@ -3,6 +3,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.messages.api_text import Accepted
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.stream import Usage
 from support.logprobs import columns_of, pairs_of
@@ -91,3 +92,10 @@ def test_a_request_that_was_left_is_told_nothing_of_its_prompt() -> None:
     bench.abort(request)
     bench.tokens((request, 0, 0, A), prompts=[columns_of([[(HELLO, 0.0)]])])
     assert [] == bench.emitted
+
+
+def test_a_verdict_has_the_prompts_ids_where_they_are_asked_for() -> None:
+    bench = CoreBench.of()
+    told, untold = bench.open(Prompt.of_text("hello"), tells_prompt_ids=True), bench.open(Prompt.of_text("hello"))
+    verdicts = [bench.views[request].verdict for request in (told, untold)]
+    assert [[HELLO], []] == [list(unpack_i32(verdict.prompt_ids)) for verdict in verdicts if isinstance(verdict, Accepted)]

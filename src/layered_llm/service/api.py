@@ -20,6 +20,7 @@ from layered_llm.service.api_keys import read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
+from layered_llm.service.fingerprint import fingerprint
 from layered_llm.service.run_directory import Owner
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.telling import say, tell_phases
@@ -102,6 +103,7 @@ def _api_keys(settings: Settings) -> ApiKeys:
 
 
 def _http_settings(settings: Settings) -> HttpSettings:
+    version = importlib.metadata.version("layered-llm")
     return HttpSettings(
         served_model_names=settings.served_model_name or (model_name(settings.model),),
         any_model_name=settings.any_model_name,
@@ -115,7 +117,8 @@ def _http_settings(settings: Settings) -> HttpSettings:
         first_token_timeout_s=_or_unbounded(settings.first_token_timeout_s),
         idle_timeout_s=_or_unbounded(settings.idle_timeout_s),
         about=About(
-            version=importlib.metadata.version("layered-llm"),
+            version=version,
+            fingerprint=fingerprint(version, settings),
             model_path=settings.model or DEFAULT_MODEL_NAME,
             settings=settings.shown(),
         ),

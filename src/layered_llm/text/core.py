@@ -74,7 +74,8 @@ class TextCore:
             case Prepared(admit=admit):
                 self._admitted[request] = OpenRequest(
                     request=request,
-                    prompt_tokens=len(unpack_i32(admit.prompt_ids)),
+                    prompt_tokens=rows("i", admit.prompt_ids),
+                    told_prompt_ids=admit.prompt_ids if outcome.params.tells_prompt_ids else b"",
                     choices=[OpenChoice(text) for text in start_choices(outcome, self._text_files.tokenizer)],
                     echo=outcome.echo,
                     is_prompt_only=outcome.is_prompt_only,
@@ -182,7 +183,7 @@ class TextCore:
             return Outgoing()
         self._counters.requests_accepted += 1
         self._counters.prompt_tokens += request.prompt_tokens
-        accepted = Accepted(request=message.request, prompt_tokens=request.prompt_tokens)
+        accepted = Accepted(request=message.request, prompt_tokens=request.prompt_tokens, prompt_ids=request.told_prompt_ids)
         return Outgoing(to_api=((api_of(message.request), accepted),))
 
     def _refused(self, message: Refused) -> Outgoing:

@@ -30,6 +30,8 @@ class OpenRequest:
 
     request: RequestId
     prompt_tokens: int
+    told_prompt_ids: bytes = b""
+    """What the API is told of them with its verdict."""
     choices: list[OpenChoice]
     is_queued: bool = False
     """The API was told that the request is accepted."""

@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from typing import Any
 
+import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +22,13 @@ ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 def plan(shape: Shape, prompts: int, n: int) -> AnswerPlan:
     return AnswerPlan(
         shape=shape,
-        head=ResponseHead(id="x-1", created_s=1, model="m"),
+        head=ResponseHead(id="x-1", created_s=1, model="m", fingerprint="fp_1"),
         prompts=prompts,
         choices_per_prompt=n,
         prompt_tokens=3 * prompts,
         include_usage=True,
         continuous_usage=False,
+        prompt_ids=tuple([place, place + 1] for place in range(prompts)),
     )
 
 
@@ -38,7 +40,9 @@ def batches(seed: int, prompts: int, n: int) -> list[Batch]:
         rows = []
         for choice in range(n):
             texts = [rng.choice(["", "a", "bé", "\n"]) for _ in range(rng.randrange(4))]
-            row: list[StreamEvent] = [text_delta(text, choice=choice) for text in texts]
+            row: list[StreamEvent] = [
+                text_delta(text, choice=choice, token_ids=tuple(rng.choices(range(100), k=rng.randrange(3)))) for text in texts
+            ]
             row.append(text_delta(rng.choice(["", "z"]), choice=choice, finish_reason=rng.choice(ENDS)))
             rows.append(row)
         queues.append((prompt, rows))
@@ -55,29 +59,45 @@ def batches(seed: int, prompts: int, n: int) -> list[Batch]:
     return [tuple(events[start:stop]) for start, stop in itertools.pairwise(cuts)]
 
 
-def streamed(shape: Shape, answer_plan: AnswerPlan, parts: list[Batch]) -> tuple[dict[int, str], dict[int, str], Any]:
-    """Text and finish reason of each choice, and the usage, as a client of the stream sees them."""
+@attrs.define
+class Seen:
+    """What a client of a stream was told."""
+
+    texts: dict[int, str] = attrs.field(factory=lambda: defaultdict(str))
+    reasons: dict[int, str] = attrs.field(factory=dict)
+    token_ids: dict[int, list[int]] = attrs.field(factory=lambda: defaultdict(list))
+    prompt_ids: dict[int, list[int]] = attrs.field(factory=dict)
+    usage: Any = None
+
+
+def streamed(shape: Shape, answer_plan: AnswerPlan, parts: list[Batch]) -> Seen:
     answer = StreamedAnswer(answer_plan)
     data = b"".join(answer.encode(batch) for batch in parts)
     assert answer.is_complete
     *items, done, nothing = data.decode().split("\n\n")
     assert (done, nothing) == ("data: [DONE]", "")
-    texts: defaultdict[int, str] = defaultdict(str)
-    reasons: dict[int, str] = {}
+    seen = Seen()
     *chunks, last = [json.loads(item.removeprefix("data: ")) for item in items]
     for chunk in chunks:
         (choice,) = chunk["choices"]
-        assert choice["index"] not in reasons, "nothing follows a choice's reason"
-        texts[choice["index"]] += choice["delta"].get("content", "") if shape is CHAT else choice["text"]
+        index = choice["index"]
+        assert index not in seen.reasons, "nothing follows a choice's reason"
+        told = (chunk if shape is CHAT else choice).get("prompt_token_ids")
+        assert (told is not None) == (index not in seen.prompt_ids), "the first chunk of a choice tells of its prompt"
+        seen.prompt_ids.setdefault(index, told)
+        seen.token_ids[index] += choice.get("token_ids", [])
+        seen.texts[index] += choice["delta"].get("content", "") if shape is CHAT else choice["text"]
         if choice["finish_reason"] is not None:
-            reasons[choice["index"]] = choice["finish_reason"]
+            seen.reasons[index] = choice["finish_reason"]
     assert last["choices"] == []
-    return dict(texts), reasons, last["usage"]
+    seen.usage = last["usage"]
+    return seen
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([CHAT, COMPLETIONS]))
 def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int, prompts: int, n: int, shape: Shape) -> None:
+    prompts = 1 if shape is CHAT else prompts
     answer_plan, parts = plan(shape, prompts, n), batches(seed, prompts, n)
     whole = WholeAnswer(answer_plan)
     for batch in parts:
@@ -86,9 +106,12 @@ def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int,
     assert whole.is_complete
     assert not isinstance(body, ApiError)
 
-    texts, reasons, usage = streamed(shape, answer_plan, parts)
+    seen = streamed(shape, answer_plan, parts)
 
-    assert texts == {c["index"]: c["message"]["content"] if shape is CHAT else c["text"] for c in body["choices"]}
-    assert reasons == {c["index"]: c["finish_reason"] for c in body["choices"]}
-    assert sorted(reasons) == list(range(prompts * n))
-    assert usage == body["usage"]
+    choices = body["choices"]
+    assert seen.texts == {c["index"]: c["message"]["content"] if shape is CHAT else c["text"] for c in choices}
+    assert seen.reasons == {c["index"]: c["finish_reason"] for c in choices}
+    assert seen.token_ids == {c["index"]: c["token_ids"] for c in choices}
+    assert seen.prompt_ids == {c["index"]: (body if shape is CHAT else c)["prompt_token_ids"] for c in choices}
+    assert sorted(seen.reasons) == list(range(prompts * n))
+    assert seen.usage == body["usage"]

@@ -16,7 +16,7 @@ from layered_llm.domain.stream import SampledLogprob, TokenLogprob
 from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import responses
-from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs
+from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, by_id, by_text
 from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application, post
@@ -89,7 +89,7 @@ async def test_what_is_asked_for_reaches_the_engine() -> None:
 
 
 def test_a_part_of_a_character_is_spelled_with_a_replacement_and_keeps_its_bytes() -> None:
-    first, second = ChatLogprobs().write([sampled(b"\xc3"), sampled(b"\xa9")])["content"]
+    first, second = ChatLogprobs(by_text).write([sampled(b"\xc3"), sampled(b"\xa9")])["content"]
 
     assert (first["token"], first["bytes"]) == ("\ufffd", [0xC3])
     assert (second["token"], second["bytes"]) == ("\ufffd", [0xA9])
@@ -98,18 +98,18 @@ def test_a_part_of_a_character_is_spelled_with_a_replacement_and_keeps_its_bytes
 def test_a_character_counts_in_offsets_with_the_token_that_completes_it() -> None:
     tokens = [sampled(part) for part in (b"a", b"\xc3", b"\xa9", b"b", b"\xff", b"c")]
 
-    assert CompletionLogprobs().write(tokens)["text_offset"] == [0, 1, 1, 2, 3, 4]
+    assert CompletionLogprobs(by_text).write(tokens)["text_offset"] == [0, 1, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, -1e30])
 def test_no_logprob_is_below_the_floor(logprob: float) -> None:
-    (told,) = ChatLogprobs().write([sampled(b"a", logprob, (b"b", logprob))])["content"]
+    (told,) = ChatLogprobs(by_text).write([sampled(b"a", logprob, (b"b", logprob))])["content"]
 
     assert (told["logprob"], told["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
 
 
 def test_of_tokens_that_are_spelled_alike_the_likeliest_is_told() -> None:
-    words = CompletionLogprobs().write([sampled(b"\xc3", -3.0, (b"\xff", -1.0), (b"x", -2.0))])
+    words = CompletionLogprobs(by_text).write([sampled(b"\xc3", -3.0, (b"\xff", -1.0), (b"x", -2.0))])
 
     assert words["top_logprobs"] == [{"\ufffd": -1.0, "x": -2.0}]
     assert words["token_logprobs"] == [-3.0]
@@ -123,7 +123,7 @@ def random_tokens(rng: random.Random) -> list[SampledLogprob]:
 
 
 def whole_and_streamed(shape: Shape, deltas: list[tuple[SampledLogprob, ...]]) -> tuple[Any, list[Any]]:
-    head = ResponseHead(id="x-1", created_s=1, model="m")
+    head = ResponseHead(id="x-1", created_s=1, model="m", fingerprint="fp_1")
     plan = AnswerPlan(
         shape=shape, head=head, prompts=1, choices_per_prompt=1, prompt_tokens=1, include_usage=False, continuous_usage=False
     )
@@ -157,7 +157,7 @@ def test_pieces_of_a_stream_add_up_to_the_whole(seed: int, shape: Shape) -> None
 
 
 def test_a_choice_has_offsets_of_its_own() -> None:
-    head = ResponseHead(id="x-1", created_s=1, model="m")
+    head = ResponseHead(id="x-1", created_s=1, model="m", fingerprint="fp_1")
     plan = AnswerPlan(
         shape=responses.COMPLETIONS,
         head=head,
@@ -238,3 +238,15 @@ async def test_prompt_logprobs_stand_in_the_choice_of_a_completion_and_beside_th
     assert completion.json()["choices"][0]["prompt_logprobs"] == TOLD
     assert chat.json()["prompt_logprobs"] == TOLD
     assert [chat.json()["choices"][0].keys() & {"prompt_logprobs"}] == [set()]
+
+
+def test_tokens_may_be_named_by_their_ids() -> None:
+    told = sampled(b"a", -1.0, (b"b", -0.5))
+    ids = [told.token_id, told.top[0].token_id]
+
+    (entry,) = ChatLogprobs(by_id).write([told])["content"]
+    words = CompletionLogprobs(by_id).write([told])
+
+    assert (f"token_id:{ids[0]}", [97]) == (entry["token"], entry["bytes"])
+    assert [f"token_id:{ids[0]}"] == words["tokens"]
+    assert [{f"token_id:{ids[1]}": -0.5, f"token_id:{ids[0]}": -1.0}] == words["top_logprobs"]

@@ -45,7 +45,7 @@ async def test_a_chat_completion_is_valid_and_complete() -> None:
                 "stop_reason": None,
             }
         ],
-        "system_fingerprint": None,
+        "system_fingerprint": "fp_0",
         "usage": {
             "prompt_tokens": 3,
             "completion_tokens": 2,

@@ -47,6 +47,8 @@ class Accepted:
 
     request: RequestId
     prompt_tokens: int
+    prompt_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    """The prompt's tokens, where the request asks for them."""
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob,
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError, queue_timeout, request_failed
 from layered_llm.transport.http.openai_schema import responses
-from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter
+from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
 
@@ -40,6 +40,14 @@ class AnswerPlan:
     """When the client of an answer that the engine had no room for may try again."""
     tells_prompts: bool = False
     """Those of the prompts are told apart, where the answer is whole."""
+    naming: Naming = by_text
+    """What log probabilities call a token."""
+    prompt_ids: tuple[Sequence[int], ...] | None = None
+    """The ids of each prompt's tokens, where they are told, and with them those of the output."""
+
+    def start_logprobs(self) -> LogprobWriter:
+        """What words the log probabilities of one choice."""
+        return self.shape.start_logprobs(self.naming)
 
     def tally(self) -> "Tally":
         return Tally(self.prompts, self.retry_after_s)
@@ -50,6 +58,17 @@ class AnswerPlan:
         """What to tell of these tokens."""
         echoed = prompt if self.echoes_logprobs else ()
         return writer.write(output, echoed) if output or echoed else None
+
+    def choice(self, choice: Json, token_ids: Sequence[int]) -> Json:
+        """A choice, whole or in pieces, with what is told of its tokens."""
+        return choice if self.prompt_ids is None else responses.with_token_ids(choice, token_ids)
+
+    def body(self, body: Json) -> Json:
+        """A response, or the first chunk of a choice, with what is told of the prompt."""
+        if self.prompt_ids is None:
+            return body
+        prompts = [self.prompt_ids[choice["index"] // self.choices_per_prompt] for choice in body["choices"]]
+        return responses.with_prompt_ids(self.shape, body, prompts)
 
 
 @attrs.define
@@ -108,6 +127,8 @@ class StreamedAnswer:
     _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: self._plan.tally(), takes_self=True))
     _opened: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
     """What words the log probabilities of each choice that had output."""
+    _begun: set[int] = attrs.field(init=False, factory=set)
+    """Choices that a chunk was sent of."""
     _completion_tokens: int = attrs.field(init=False, default=0)
 
     @property
@@ -130,22 +151,29 @@ class StreamedAnswer:
                     assert_never(unreachable)
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
-        shape = self._plan.shape
         self._completion_tokens += len(delta.token_ids)
+        for choice in self._pieces(index, delta):
+            yield self._chunk(choice)
+
+    def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
+        plan, shape = self._plan, self._plan.shape
         if index not in self._opened:
-            self._opened[index] = shape.start_logprobs()
+            self._opened[index] = plan.start_logprobs()
             opening = shape.opening(index)
             if opening is not None:
-                yield self._chunk(opening)
-        logprobs = self._plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
-        if delta.text or logprobs is not None:
-            yield self._chunk(shape.piece(index, delta.text, logprobs))
+                yield opening
+        logprobs = plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
+        if delta.text or logprobs is not None or (delta.token_ids and plan.prompt_ids is not None):
+            yield plan.choice(shape.piece(index, delta.text, logprobs), delta.token_ids)
         name = responses.finish_reason_name(delta.finish_reason)
         if name is not None:
-            yield self._chunk(shape.ending(index, name, delta.matched_stop))
+            yield shape.ending(index, name, delta.matched_stop)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = responses.chunk_object(self._plan.shape, self._plan.head, [choice])
+        if choice["index"] not in self._begun:
+            self._begun.add(choice["index"])
+            chunk = self._plan.body(chunk)
         if self._plan.include_usage:
             chunk["usage"] = self._running_usage() if self._plan.continuous_usage else None
         return chunk
@@ -172,6 +200,7 @@ def failure(error: ApiError) -> bytes:
 @attrs.define
 class _GrowingChoice:
     texts: list[str] = attrs.field(factory=list)
+    token_ids: list[int] = attrs.field(factory=list)
     logprobs: list[SampledLogprob] = attrs.field(factory=list)
     prompt_logprobs: list[SampledLogprob] = attrs.field(factory=list)
     finish_reason: FinishReason = FinishReason.RUNNING
@@ -210,6 +239,7 @@ class WholeAnswer:
     def _add_delta(self, index: int, delta: ChoiceDelta) -> None:
         choice = self._choices[index]
         choice.texts.append(delta.text)
+        choice.token_ids.extend(delta.token_ids)
         choice.logprobs.extend(delta.logprobs)
         choice.prompt_logprobs.extend(delta.prompt_logprobs)
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
@@ -219,7 +249,7 @@ class WholeAnswer:
         if self._tally.error is not None:
             return self._tally.error
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
-        body = responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage)
+        body = self._plan.body(responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage))
         if not self._plan.tells_prompts:
             return body
         return responses.with_prompt_logprobs(self._plan.shape, body, [choice.prompt_logprobs for choice in self._choices])
@@ -229,5 +259,6 @@ class WholeAnswer:
         if name is None:
             raise InvariantViolated(f"request ended without an error while choice {index} was {choice.finish_reason.name}")
         shape = self._plan.shape
-        logprobs = self._plan.logprobs(shape.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
-        return shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)
+        logprobs = self._plan.logprobs(self._plan.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
+        whole = shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)
+        return self._plan.choice(whole, choice.token_ids)

@@ -8,7 +8,7 @@ queued the request; from then on every failure is an event of the stream, follow
 
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import assert_never
 
@@ -16,6 +16,7 @@ import attrs
 import trio
 from quart import Response
 
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.transport.http import api_error, sse
@@ -25,6 +26,7 @@ from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost, EngineStream
+from layered_llm.transport.http.openai_schema.logprobs import by_id, by_text
 from layered_llm.transport.http.openai_schema.requests import GenerationRequest
 from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
 from layered_llm.transport.http.patience import Patience
@@ -48,12 +50,16 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
     if isinstance(streams, ApiError):
         return error_reply(streams)
     patience = context.patience()
-    prompt_tokens = await _await_queued(context, patience, streams)
-    if isinstance(prompt_tokens, ApiError):
-        return error_reply(prompt_tokens)
-    public = public_id(shape.id_prefix, streams[0].request)
-    head = ResponseHead(id=public, created_s=int(context.wall_clock()), model=model)
-    plan = _plan(context, request, shape, head, prompt_tokens)
+    accepted = await _await_queued(context, patience, streams)
+    if isinstance(accepted, ApiError):
+        return error_reply(accepted)
+    head = ResponseHead(
+        id=public_id(shape.id_prefix, streams[0].request),
+        created_s=int(context.wall_clock()),
+        model=model,
+        fingerprint=context.settings.about.fingerprint,
+    )
+    plan = _plan(context, request, shape, head, accepted)
     source = open_source(streams, exchange.nursery)
     if request.stream:
         return _streamed(context, patience, plan, streams, source)
@@ -80,9 +86,9 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
     return tuple(streams)
 
 
-async def _await_queued(context: HttpContext, patience: Patience, streams: Streams) -> int | ApiError:
-    """Prompt tokens of all requests, when all are queued."""
-    prompt_tokens = 0
+async def _await_queued(context: HttpContext, patience: Patience, streams: Streams) -> tuple[Accepted, ...] | ApiError:
+    """The verdict on each request, when all are queued."""
+    accepted: list[Accepted] = []
     try:
         for stream in streams:
             match await _verdict(stream, context.drain, patience):
@@ -93,14 +99,14 @@ async def _await_queued(context: HttpContext, patience: Patience, streams: Strea
                     _close(streams, AbortReason.SHUTDOWN)
                     return context.shutting_down()
                 case Accepted() as verdict:
-                    prompt_tokens += verdict.prompt_tokens
+                    accepted.append(verdict)
                 case Rejected() as verdict:
                     return api_error.rejection(verdict, context.settings.retry_after_s)
                 case _ as unreachable:
                     assert_never(unreachable)
     except EngineLost as why:
         return context.lost(why)
-    return prompt_tokens
+    return tuple(accepted)
 
 
 async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Accepted | Rejected | None:
@@ -113,18 +119,23 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-def _plan(context: HttpContext, request: GenerationRequest, shape: Shape, head: ResponseHead, prompt_tokens: int) -> AnswerPlan:
+def _plan(
+    context: HttpContext, request: GenerationRequest, shape: Shape, head: ResponseHead, accepted: Sequence[Accepted]
+) -> AnswerPlan:
+    told = request.told
     return AnswerPlan(
         shape=shape,
         head=head,
         prompts=len(request.prompts),
         choices_per_prompt=request.params.n,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=sum(verdict.prompt_tokens for verdict in accepted),
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
         retry_after_s=context.settings.retry_after_s,
-        echoes_logprobs=request.told.echoes_logprobs,
-        tells_prompts=request.told.has_prompt_field,
+        echoes_logprobs=told.echoes_logprobs,
+        tells_prompts=told.has_prompt_field,
+        naming=by_id if told.tokens_as_ids else by_text,
+        prompt_ids=tuple(unpack_i32(verdict.prompt_ids) for verdict in accepted) if told.token_ids else None,
     )
 
 

@@ -16,6 +16,8 @@ class About:
 
     version: str = "0"
     model_path: str = ""
+    fingerprint: str = "fp_0"
+    """Of the version and of what its outputs depend on."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """Names and values that JSON has, and no secrets."""
 

@@ -3,12 +3,13 @@
 Must not know: choices, chunks, who asked.
 
 What is written piece by piece adds up to what is written at once. A token that is a part of a UTF-8 character is spelled with
-U+FFFD; its bytes are exact. JSON has no minus infinity, so that no logarithm is below `FLOOR`.
+U+FFFD; its bytes are exact, and vLLM's `token_id:N` names it beyond doubt. JSON has no minus infinity, so that no logarithm is
+below `FLOOR`.
 """
 
 import codecs
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 from layered_llm.domain.stream import SampledLogprob, TokenLogprob
 
@@ -16,6 +17,18 @@ Json = dict[str, Any]
 
 FLOOR: Final = -9999.0
 _Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
+
+
+Naming: TypeAlias = Callable[[TokenLogprob], str]
+"""What a token is called."""
+
+
+def by_text(one: TokenLogprob) -> str:
+    return _spelled(one.token)
+
+
+def by_id(one: TokenLogprob) -> str:
+    return f"token_id:{one.token_id}"
 
 
 class LogprobWriter(Protocol):
@@ -28,16 +41,23 @@ class LogprobWriter(Protocol):
 class ChatLogprobs:
     """`choices[].logprobs` of `/v1/chat/completions`."""
 
+    def __init__(self, named: Naming) -> None:
+        self._named = named
+
     def write(self, logprobs: Sequence[SampledLogprob], echoed: Sequence[SampledLogprob] = ()) -> Json:
         tokens = (*echoed, *logprobs)
-        content = [{**_entry(sampled), "top_logprobs": [_entry(one) for one in sampled.top]} for sampled in tokens]
+        content = [{**self._entry(sampled), "top_logprobs": [self._entry(one) for one in sampled.top]} for sampled in tokens]
         return {"content": content, "refusal": None}
+
+    def _entry(self, one: TokenLogprob) -> Json:
+        return {"token": self._named(one), "logprob": _floored(one.logprob), "bytes": list(one.token)}
 
 
 class CompletionLogprobs:
     """`choices[].logprobs` of `/v1/completions`. Knows how far the choice's text is, which `text_offset` counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: Naming) -> None:
+        self._named = named
         self._decoder = _Utf8Decoder("replace")
         self._chars = 0
 
@@ -48,8 +68,8 @@ class CompletionLogprobs:
         return {
             "text_offset": [self._place(sampled.token) for sampled in tokens],
             "token_logprobs": [*unknown, *(_floored(sampled.logprob) for sampled in known)],
-            "tokens": [_spelled(sampled.token) for sampled in tokens],
-            "top_logprobs": [*unknown, *(_by_spelling(sampled) for sampled in known)],
+            "tokens": [self._named(sampled) for sampled in tokens],
+            "top_logprobs": [*unknown, *(self._by_name(sampled) for sampled in known)],
         }
 
     def _place(self, token: bytes) -> int:
@@ -57,6 +77,13 @@ class CompletionLogprobs:
         place = self._chars
         self._chars += len(self._decoder.decode(token))
         return place
+
+    def _by_name(self, sampled: SampledLogprob) -> dict[str, float]:
+        """The likeliest first, and the sampled token; of tokens that are named alike the likeliest one."""
+        words: dict[str, float] = {}
+        for one in (*sampled.top, sampled):
+            words.setdefault(self._named(one), _floored(one.logprob))
+        return words
 
 
 def prompt_object(prompt: Sequence[SampledLogprob]) -> list[Json | None]:
@@ -74,18 +101,6 @@ def _by_id(sampled: SampledLogprob) -> Json:
         }
         for one in (sampled, *sampled.top)
     }
-
-
-def _entry(one: TokenLogprob) -> Json:
-    return {"token": _spelled(one.token), "logprob": _floored(one.logprob), "bytes": list(one.token)}
-
-
-def _by_spelling(sampled: SampledLogprob) -> dict[str, float]:
-    """The likeliest first, and the sampled token; of tokens that are spelled alike the likeliest one."""
-    words: dict[str, float] = {}
-    for one in (*sampled.top, sampled):
-        words.setdefault(_spelled(one.token), _floored(one.logprob))
-    return words
 
 
 def _spelled(token: bytes) -> str:

@@ -3,7 +3,7 @@
 Must not know: HTTP, events, in which order chunks are sent.
 
 A shape is the difference between the two endpoints. Every key that OpenAI's types require is always present; `stop_reason`
-(vLLM) is the one key on top of them.
+(vLLM) is on top of them, and what a body asks to be told.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,13 @@ import attrs
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import SampledLogprob, Usage
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_object
+from layered_llm.transport.http.openai_schema.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    LogprobWriter,
+    Naming,
+    prompt_object,
+)
 from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 Json = dict[str, Any]
@@ -28,6 +34,8 @@ class ResponseHead:
     id: str
     created_s: int
     model: str
+    fingerprint: str
+    """Of the server's version and of all that its outputs depend on."""
 
 
 class Shape(Protocol):
@@ -37,7 +45,7 @@ class Shape(Protocol):
     response_object: str
     chunk_object: str
     has_prompt_by_choice: bool
-    """Whether `prompt_logprobs`, an extension of vLLM, stand in each choice, and not beside the choices."""
+    """Whether what is told of a prompt, an extension of vLLM, stands in each choice, and not beside the choices."""
 
     def opening(self, index: int) -> Json | None:
         """The choice of the chunk that comes before a choice's first text, if there is one."""
@@ -51,7 +59,7 @@ class Shape(Protocol):
     def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str, stop_reason: StopReason) -> Json:
         """The choice of a response that is not streamed."""
 
-    def start_logprobs(self) -> LogprobWriter:
+    def start_logprobs(self, named: Naming) -> LogprobWriter:
         """What words the log probabilities of one choice, for `piece` or `whole`."""
 
 
@@ -76,8 +84,8 @@ class ChatShape:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {**_choice(index, finish_reason, logprobs, message=message), "stop_reason": stop_reason}
 
-    def start_logprobs(self) -> LogprobWriter:
-        return ChatLogprobs()
+    def start_logprobs(self, named: Naming) -> LogprobWriter:
+        return ChatLogprobs(named)
 
 
 class CompletionShape:
@@ -100,8 +108,8 @@ class CompletionShape:
     def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str, stop_reason: StopReason) -> Json:
         return {**_choice(index, finish_reason, logprobs, text=text), "stop_reason": stop_reason}
 
-    def start_logprobs(self) -> LogprobWriter:
-        return CompletionLogprobs()
+    def start_logprobs(self, named: Naming) -> LogprobWriter:
+        return CompletionLogprobs(named)
 
 
 CHAT: Final[Shape] = ChatShape()
@@ -141,13 +149,26 @@ def response_object(shape: Shape, head: ResponseHead, choices: Sequence[Json], u
     return {**_envelope(head, shape.response_object, choices), "usage": usage_object(usage)}
 
 
+def with_prompts(shape: Shape, body: Json, name: str, prompts: Sequence[object]) -> Json:
+    """A response or chunk that tells by `name` something of the prompt of each of its choices."""
+    if not shape.has_prompt_by_choice:
+        return {**body, name: prompts[0]}
+    return {**body, "choices": [{**choice, name: one} for choice, one in zip(body["choices"], prompts, strict=True)]}
+
+
 def with_prompt_logprobs(shape: Shape, response: Json, prompts: Sequence[Sequence[SampledLogprob]]) -> Json:
     """`response` with the log probabilities of the prompt of each choice."""
-    told = [prompt_object(prompt) for prompt in prompts]
-    if not shape.has_prompt_by_choice:
-        return {**response, "prompt_logprobs": told[0]}
-    choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(response["choices"], told, strict=True)]
-    return {**response, "choices": choices}
+    return with_prompts(shape, response, "prompt_logprobs", [prompt_object(prompt) for prompt in prompts])
+
+
+def with_prompt_ids(shape: Shape, body: Json, prompts: Sequence[Sequence[int]]) -> Json:
+    """A response or chunk with the ids of the prompt of each choice."""
+    return with_prompts(shape, body, "prompt_token_ids", [list(prompt) for prompt in prompts])
+
+
+def with_token_ids(choice: Json, token_ids: Sequence[int]) -> Json:
+    """A choice, whole or in pieces, with the ids of its tokens."""
+    return {**choice, "token_ids": list(token_ids)}
 
 
 def chunk_object(shape: Shape, head: ResponseHead, choices: Sequence[Json]) -> Json:
@@ -161,7 +182,7 @@ def _envelope(head: ResponseHead, kind: str, choices: Sequence[Json]) -> Json:
         "created": head.created_s,
         "model": head.model,
         "choices": choices,
-        "system_fingerprint": None,
+        "system_fingerprint": head.fingerprint,
     }
 
 

@@ -73,6 +73,10 @@ _PROMPT_LOGPROBS: Final = array(
     )
 )
 
+_TOKEN_IDS: Final = array(_COUNT)
+_OF_PROMPT: Final = {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _TOKEN_IDS}
+"""Where they are asked for: in each choice of a completion, and beside those of a chat."""
+
 
 def _choice(logprobs: Mapping[str, object], **content: Json) -> Json:
     members = {
@@ -81,9 +85,10 @@ def _choice(logprobs: Mapping[str, object], **content: Json) -> Json:
         "logprobs": nullable(logprobs),
         "finish_reason": _FINISH_REASON,
         "stop_reason": described(_STOP_REASON, "The stop string or stop token id that ended the choice."),
-        "prompt_logprobs": _PROMPT_LOGPROBS,
+        "token_ids": described(_TOKEN_IDS, "Where return_token_ids asks for them, and then of the prompt too."),
+        **_OF_PROMPT,
     }
-    return record(members, optional=("prompt_logprobs",))
+    return record(members, optional=("token_ids", *_OF_PROMPT))
 
 
 def _response(kind: str, choice: Json, **more: Json) -> Json:
@@ -94,7 +99,7 @@ def _response(kind: str, choice: Json, **more: Json) -> Json:
         "model": string(),
         "choices": array(choice, fewest=1),
         "usage": ref("Usage"),
-        "system_fingerprint": nullable(string()),
+        "system_fingerprint": string(),
         **more,
     }
     return record(members, optional=tuple(more))
@@ -128,9 +133,7 @@ _STATE: Final = record(
 COMPONENTS: Final[Mapping[str, Json]] = {
     "Error": _ERROR,
     "Usage": _USAGE,
-    "ChatCompletion": _response(
-        "chat.completion", _choice(_CHAT_LOGPROBS, message=_CHAT_MESSAGE), prompt_logprobs=_PROMPT_LOGPROBS
-    ),
+    "ChatCompletion": _response("chat.completion", _choice(_CHAT_LOGPROBS, message=_CHAT_MESSAGE), **_OF_PROMPT),
     "Completion": _response("text_completion", _choice(_COMPLETION_LOGPROBS, text=string())),
     "Model": _MODEL,
     "ModelList": record({"object": one_of("list"), "data": array(ref("Model"))}),
