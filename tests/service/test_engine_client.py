@@ -5,7 +5,15 @@ import trio
 
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, TextId
-from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    ApiToText,
+    DescribeTokenizer,
+    Rejected,
+    Submit,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
     AbortTally,
@@ -242,6 +250,69 @@ async def test_what_comes_for_a_request_that_was_left_is_counted() -> None:
     client.on_text(Accepted(request=request, prompt_tokens=1))
 
     assert 1.0 == dict(client.report(0).samples)["layered_llm_late_rows_total"]
+
+
+def asked(client: EngineClient, owner: contextlib.ExitStack) -> RequestStream:
+    question = client.ask(owner, lambda request: DescribeTokenizer(request=request))
+    assert isinstance(question, RequestStream)
+    return question
+
+
+async def test_a_question_is_answered_once_and_nothing_is_left_of_it() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        question = asked(client, owner)
+        answer = TokenizerDescribed(request=question.request, config="{}")
+        client.on_text(answer)
+
+        assert answer == await question.answer()
+        assert [0, 0, 0] == maps(client)
+    assert [DescribeTokenizer(request=question.request)] == await emitted(text)
+    assert 0 == text.outbox.reserved
+
+
+async def test_a_question_that_is_left_is_aborted_and_its_answer_late() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        question = asked(client, owner)
+    client.on_text(TokenizerDescribed(request=question.request, config="{}"))
+
+    assert Abort(request=question.request, reason=AbortReason.CLIENT_GONE) == (await emitted(text))[-1]
+    samples = dict(client.report(0).samples)
+    assert 1.0 == samples['layered_llm_aborts_emitted_total{reason="client_gone"}']
+    assert 1.0 == samples["layered_llm_late_rows_total"]
+    assert [0, 0, 0] == maps(client)
+
+
+async def test_a_question_that_is_rejected_is_told_so() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        question = asked(client, owner)
+        rejected = Rejected(request=question.request, reason=RejectReason.TEMPLATE_ERROR, message="no")
+        client.on_text(rejected)
+
+        assert rejected == await question.answer()
+    assert [0, 0, 0] == maps(client)
+
+
+async def test_a_question_is_lost_with_its_text_worker() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        question = asked(client, owner)
+        client.on_status(RESTARTING, ())
+
+        with pytest.raises(EngineLost):
+            await question.answer()
+
+
+async def test_questions_count_against_what_a_process_holds() -> None:
+    client = ready_client(connection(), max_open_requests=1)
+    with contextlib.ExitStack() as owner:
+        asked(client, owner)
+
+        assert RejectReason.QUEUE_FULL is refusal(client)
 
 
 async def test_a_seed_is_drawn_for_a_request_that_has_none() -> None:

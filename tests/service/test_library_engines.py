@@ -8,7 +8,16 @@ import pytest
 import trio
 
 import layered_llm
-from layered_llm import Engine, EngineClosed, EngineLost, EngineStartFailed, SamplingParams, SettingsError
+from layered_llm import (
+    Engine,
+    EngineClosed,
+    EngineLost,
+    EngineStartFailed,
+    ParameterError,
+    RequestRejected,
+    SamplingParams,
+    SettingsError,
+)
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.scripts import EchoScript
 from support.byte_checkpoint import write_byte_checkpoint
@@ -44,6 +53,21 @@ async def test_settings_are_checked(model: Path, settings: dict[str, Any], words
     with pytest.raises(SettingsError, match=words):
         async with layered_llm.open_engine(model, **settings):
             pass
+
+
+async def test_tokens_and_texts_without_any_request(model: Path) -> None:
+    async with layered_llm.open_engine(model, **tiny_settings()) as engine:
+        chat = await engine.tokenize([{"role": "user", "content": "hi"}])
+
+        assert [*b"a\xc3\xa9"] == await engine.tokenize("aé")
+        assert "<|turn|>user\nhi<|turn|>assistant\n" == await engine.detokenize(chat)
+        assert "user\nhiassistant\n" == await engine.detokenize(chat, skip_special_tokens=True)
+        assert ([], "") == (await engine.tokenize(""), await engine.detokenize([]))
+        with pytest.raises(RequestRejected, match="1000, which is out of the vocabulary"):
+            await engine.detokenize([1000])
+        with pytest.raises(ParameterError, match=r"token_ids\[1\] must be a token id, got 'b'"):
+            await engine.detokenize([1, "b"])  # type: ignore[list-item] # what is tested
+        assert await engine.is_quiescent()
 
 
 async def test_settings_come_from_the_environment_where_they_are_not_given(

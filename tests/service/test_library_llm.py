@@ -80,6 +80,10 @@ def test_chat_takes_a_conversation_or_several(llm: LLM) -> None:
         llm.chat(["hi"])  # type: ignore[arg-type] # a text is for generate
 
 
+def test_tokens_and_their_text_need_no_request(llm: LLM) -> None:
+    assert ([97, 98], "ab") == (llm.tokenize("ab"), llm.detokenize([97, 98]))
+
+
 def test_progress_is_shown_on_standard_error_unless_it_is_off(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(["abc"] * 3, SHORT)
     shown = capsys.readouterr()

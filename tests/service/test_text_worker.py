@@ -2,17 +2,26 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.domain.columns import unpack_i64
+from layered_llm.domain.columns import pack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, StepId
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextEmitted,
+    Tokenize,
+)
+from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, StateQuery, StateReport, Stop
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
 from layered_llm.service.text_worker import LONG_PREPARATIONS
 from layered_llm.testing.byte_text import byte_text_files
-from layered_llm.text.core import Preparation, Prepared
+from layered_llm.text.core import Outcome, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from support.service_ends import ADDRESSES, LIMITS, finished, submit, text_ends, tokens
 
@@ -20,9 +29,9 @@ API, OTHER = ApiId(1), ApiId(2)
 LONG = "x" * (LONG_WORK_CHARS + 1)
 
 
-async def prepare_at_once(preparation: Preparation) -> Prepared | Rejected:
+async def prepare_at_once(work: Work) -> Outcome:
     await trio.lowlevel.checkpoint()
-    return preparation.run()
+    return work.run()
 
 
 class Workshop:
@@ -32,10 +41,10 @@ class Workshop:
         self.begun = 0
         self.go = trio.Event()
 
-    async def prepare(self, preparation: Preparation) -> Prepared | Rejected:
+    async def prepare(self, work: Work) -> Outcome:
         self.begun += 1
         await self.go.wait()
-        return preparation.run()
+        return work.run()
 
 
 async def test_a_submit_becomes_an_admit_and_its_queued_an_accepted(autojump_clock: MockClock) -> None:
@@ -91,6 +100,32 @@ async def test_a_request_that_is_aborted_while_it_is_prepared_is_never_admitted(
 
         assert isinstance(first, Admit)
         assert submit(API, 2).request == first.request
+
+
+async def test_a_question_is_answered_by_the_worker_itself(autojump_clock: MockClock) -> None:
+    request = submit(API, 1).request
+    async with text_ends(API, prepare_long=prepare_at_once) as ends:
+        await ends.apis[API].send(Detokenize(request=request, token_ids=pack_i32([*b"hi"])))
+
+        assert (Detokenized(request=request, text="hi"),) == await ends.apis[API].receive()
+
+
+async def test_work_that_nobody_waits_for_any_more_is_not_begun(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    left = submit(API, 9).request
+    async with text_ends(API, prepare_long=workshop.prepare) as ends:
+        for counter in range(LONG_PREPARATIONS):
+            await ends.apis[API].send(submit(API, counter, LONG))
+        await trio.testing.wait_all_tasks_blocked()
+        await ends.apis[API].send(Tokenize(request=left, prompt=Prompt.of_text(LONG)))
+        await ends.apis[API].send(Abort(request=left, reason=AbortReason.CLIENT_GONE))
+        await trio.testing.wait_all_tasks_blocked()
+        workshop.go.set()
+        for _ in range(LONG_PREPARATIONS):
+            await ends.ordered()
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert LONG_PREPARATIONS == workshop.begun
 
 
 async def test_an_api_that_takes_nothing_loses_its_requests_and_nobody_else_waits(autojump_clock: MockClock) -> None:

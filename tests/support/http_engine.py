@@ -11,7 +11,18 @@ from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.api_text import (
+    Accepted,
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextAnswer,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus
 from layered_llm.domain.placement import ANYWHERE, Placement
@@ -140,7 +151,35 @@ class FakeStream:
         self._changed = trio.Event()
 
 
+@attrs.define(eq=False)
+class FakeQuestion:
+    """One open question; `aborts` has one entry when it was left before its answer."""
+
+    question: TextQuestion
+    aborts: list[AbortReason] = attrs.field(init=False, factory=list)
+    _answer: TextAnswer | Rejected | Exception | None = attrs.field(init=False, default=None)
+    _answered: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def tell(self, answer: TextAnswer | Rejected | Exception) -> None:
+        if self._answer is None:
+            self._answer = answer
+            self._answered.set()
+
+    async def answer(self) -> TextAnswer | Rejected:
+        await self._answered.wait()
+        if isinstance(self._answer, TextAnswer | Rejected):
+            return self._answer
+        raise self._answer or EngineLost
+
+    def close(self, reason: AbortReason) -> None:
+        if self._answer is None:
+            self.aborts.append(reason)
+            self.tell(EngineLost())
+
+
 Script = Callable[[FakeStream], None]
+Answerer = Callable[[TextQuestion], TextAnswer | Rejected | Exception | None]
+"""None leaves the question open."""
 
 
 @attrs.define(eq=False)
@@ -151,7 +190,9 @@ class FakeEngine:
     current: EngineStatus = READY
     full: bool = False
     reported: EngineState | EngineLost = attrs.field(factory=lambda: EngineState(query=1, reports=(), silent=()))
+    answerer: Answerer | None = None
     streams: list[FakeStream] = attrs.field(init=False, factory=list)
+    questions: list[FakeQuestion] = attrs.field(init=False, factory=list)
     is_abort_unanswered: bool = False
     flushes: int = attrs.field(init=False, default=0)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -177,6 +218,20 @@ class FakeEngine:
         self._opened.set()
         self._opened = trio.Event()
         return stream
+
+    def ask(
+        self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
+    ) -> FakeQuestion | Rejected:
+        request = RequestId(FIRST_REQUEST + 1000 + len(self.questions))
+        if self.full:
+            return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message="64 requests are open already")
+        asked = FakeQuestion(question(request))
+        owner.callback(asked.close, AbortReason.CLIENT_GONE)
+        self.questions.append(asked)
+        answer = None if self.answerer is None else self.answerer(asked.question)
+        if answer is not None:
+            asked.tell(answer)
+        return asked
 
     async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         await trio.lowlevel.checkpoint()
@@ -215,3 +270,14 @@ def answering(*events: StreamEvent) -> Script:
 def accepting(stream: FakeStream) -> None:
     """Accepts a request and says nothing more."""
     stream.accept()
+
+
+def telling(question: TextQuestion) -> TextAnswer:
+    """Answers each question: there are two tokens, whose text is "a bé"."""
+    match question:
+        case Tokenize(request=request, with_spellings=with_spellings):
+            return Tokenized(request=request, token_ids=pack_i32([5, 6]), spellings=("a", "Ġb") if with_spellings else None)
+        case Detokenize(request=request):
+            return Detokenized(request=request, text="a bé")
+        case DescribeTokenizer(request=request):
+            return TokenizerDescribed(request=request, config='{"eos_token": "</s>", "chat_template": null}')

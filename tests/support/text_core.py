@@ -1,7 +1,7 @@
 """A text core between a fake scheduler and an API's view of what it is told."""
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -10,7 +10,19 @@ from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64, unpack_i8, u
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, StepId, compose_request_id
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit, TextEmitted, TextToApi
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    Detokenized,
+    Rejected,
+    Submit,
+    TextAnswer,
+    TextEmitted,
+    TextQuestion,
+    TextToApi,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import (
@@ -29,6 +41,7 @@ from layered_llm.domain.stream import Usage
 from layered_llm.text.chat_template import ChatTemplate
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outgoing, Preparation, TextCore
+from layered_llm.text.questions import Answering
 from layered_llm.text.tokenizer import Tokenizer
 from support.logprobs import columns_of
 from support.text_tokenizers import EOS, byte_level
@@ -137,6 +150,7 @@ class CoreBench:
     orders: list[TextToScheduler] = attrs.field(factory=list)
     views: dict[RequestId, RequestView] = attrs.field(factory=dict)
     emitted: list[TextEmitted] = attrs.field(factory=list)
+    answers: list[TextAnswer] = attrs.field(factory=list)
     _counter: int = 0
     _step: int = 0
 
@@ -151,6 +165,20 @@ class CoreBench:
         submit = Submit(request=request, prompt=prompt, params=SamplingParams(**{"seed": 1, **params}))
         self.views[request] = RequestView([ChoiceView() for _ in range(submit.params.n)])
         return self.core.submit(submit)
+
+    def ask(self, question: Callable[[RequestId], TextQuestion], *, api: ApiId = API) -> Answering:
+        """Asks a question and leaves it there."""
+        self._counter += 1
+        request = compose_request_id(api, self._counter)
+        self.views[request] = RequestView([])
+        return self.core.ask(question(request))
+
+    def answer(self, question: Callable[[RequestId], TextQuestion]) -> TextAnswer | Rejected:
+        """Asks a question; what it comes to."""
+        answering = self.ask(question)
+        self.take(self.core.prepared(answering.request, answering.run()))
+        verdict = self.views[answering.request].verdict
+        return verdict if isinstance(verdict, Rejected) else self.answers[-1]
 
     def admit(self, prompt: Prompt | None = None, *, api: ApiId = API, **params: Any) -> RequestId:
         """Submits a request and prepares it."""
@@ -217,6 +245,10 @@ class CoreBench:
         assert () == self.core.check()
 
     def _deliver(self, api: ApiId, message: TextToApi) -> None:
+        if isinstance(message, Tokenized | Detokenized | TokenizerDescribed):
+            assert api == message.request >> 32
+            self.answers.append(message)
+            return
         if not isinstance(message, TextEmitted):
             assert api == message.request >> 32
             self.views[message.request].tell_verdict(message)

@@ -226,6 +226,17 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     api_text.Rejected: st.builds(
         api_text.Rejected, request=ids, reason=st.sampled_from(RejectReason), message=texts, param=messages_of_people
     ),
+    api_text.Tokenize: st.builds(api_text.Tokenize, request=ids, prompt=prompts, with_spellings=st.booleans()),
+    api_text.Detokenize: st.builds(api_text.Detokenize, request=ids, token_ids=column("i"), skip_special_tokens=st.booleans()),
+    api_text.DescribeTokenizer: st.builds(api_text.DescribeTokenizer, request=ids),
+    api_text.Tokenized: st.builds(
+        api_text.Tokenized,
+        request=ids,
+        token_ids=column("i"),
+        spellings=st.one_of(st.none(), st.lists(texts, max_size=3).map(tuple)),
+    ),
+    api_text.Detokenized: st.builds(api_text.Detokenized, request=ids, text=texts),
+    api_text.TokenizerDescribed: st.builds(api_text.TokenizerDescribed, request=ids, config=texts),
     api_text.TextEmitted: text_emitted(),
     text_scheduler.Admit: st.builds(
         text_scheduler.Admit,

@@ -244,3 +244,46 @@ def test_the_raw_json_is_what_the_types_of_the_client_demand(n: int, hash_server
         assert all("finish_reason" in choice for choice in choices)
         ended = [choice["index"] for choice in choices if choice["finish_reason"] is not None]
         assert list(range(n)) == sorted(ended)
+
+
+def test_a_conversation_has_the_same_tokens_as_the_text_that_its_template_makes(
+    echo: openai.OpenAI, echo_server: Server
+) -> None:
+    text = "<|turn|>user\nhello<|turn|>assistant\n"
+    chat = echo_server.post("/tokenize", {"messages": [USER], "return_token_strs": True}).json()
+    plain = echo_server.post("/v1/tokenize", {"prompt": text}).json()
+    answered = echo.chat.completions.create(model=SERVED_NAME, messages=[USER], max_tokens=1)
+    completed = echo.completions.create(model=SERVED_NAME, prompt=text, max_tokens=1)
+
+    assert chat["tokens"] == plain["tokens"]
+    assert ["<|turn|>", "u"] == chat["token_strs"][:2]
+    assert {"prompt": text} == echo_server.post("/detokenize", {"tokens": plain["tokens"]}).json()
+    assert answered.usage is not None
+    assert completed.usage is not None
+    assert chat["count"] == answered.usage.prompt_tokens == completed.usage.prompt_tokens
+    assert CONTEXT_TOKENS == chat["max_model_len"]
+
+
+def test_more_than_the_context_can_be_counted(echo_server: Server) -> None:
+    assert 10_000 == echo_server.post("/tokenize", {"prompt": "x" * 10_000}).json()["count"]
+
+
+def test_the_tokenizer_describes_itself(echo_server: Server) -> None:
+    info = echo_server.get("/tokenizer_info").json()
+
+    assert ("<|bos|>", "<|eos|>") == (info["bos_token"], info["eos_token"])
+    assert info["chat_template"].startswith("{% for message in messages %}")
+
+
+def test_nothing_is_left_of_questions(echo_server: Server) -> None:
+    assert 400 == echo_server.post("/detokenize", {"tokens": [1 << 30]}).status_code
+    echo_server.wait_quiescent()
+
+
+def test_the_server_tells_what_it_is(echo_server: Server) -> None:
+    info = echo_server.get("/server_info").json()
+
+    assert echo_server.get("/version").json() == {"version": info["version"]}
+    assert ("ready", "scripted", CONTEXT_TOKENS) == (info["status"], info["settings"]["device"], info["max_model_len"])
+    assert 0 < info["internal_states"][0]["pages_total"]
+    assert info["model_path"] == echo_server.get("/get_model_info").json()["tokenizer_path"]

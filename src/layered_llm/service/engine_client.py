@@ -9,7 +9,7 @@ outbox slot of the abort is reserved with the submit, so that emitting it can ne
 import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, Self
+from typing import Final, Self, assert_never
 
 import attrs
 import trio
@@ -17,7 +17,19 @@ import trio
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import API_ID_LIMIT, ApiId, RequestId, TextId, api_of, compose_request_id
-from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, Submit, TextEmitted, TextToApi
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    ApiToText,
+    Detokenized,
+    Rejected,
+    Submit,
+    TextEmitted,
+    TextQuestion,
+    TextToApi,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import (
     AbortByName,
@@ -41,7 +53,7 @@ from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 
 SLOTS_OF_A_REQUEST: Final = 2
-"""Its Submit and its Abort."""
+"""What opens it, and its Abort."""
 
 
 @attrs.define(eq=False)
@@ -105,6 +117,28 @@ class EngineClient:
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
     ) -> RequestStream | Rejected:
         """Submits a request that is aborted when `owner` is closed before its end."""
+        seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
+
+        def submit(request: RequestId) -> Submit:
+            return Submit(request=request, prompt=prompt, params=seeded, placement=placement)
+
+        return self._begin(owner, submit, tenant=placement.tenant, choices=params.n, max_tokens=params.max_tokens)
+
+    def ask(
+        self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
+    ) -> RequestStream | Rejected:
+        """Asks a question that is aborted when `owner` is closed before its answer."""
+        return self._begin(owner, question, tenant=tenant, choices=0)
+
+    def _begin(
+        self,
+        owner: contextlib.ExitStack,
+        opening: Callable[[RequestId], ApiToText],
+        *,
+        tenant: str,
+        choices: int,
+        max_tokens: int | None = None,
+    ) -> RequestStream | Rejected:
         request = compose_request_id(self._api, self._next_request)
         self._next_request += 1
         if not self._texts:
@@ -116,15 +150,12 @@ class EngineClient:
                 reason=RejectReason.QUEUE_FULL,
                 message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
             )
-        record = self._requests.open(
-            request, connection.text, trio.current_time(), choices=params.n, max_tokens=params.max_tokens
-        )
-        stream = RequestStream(record, connection, self.close, placement.tenant)
+        record = self._requests.open(request, connection.text, trio.current_time(), choices=choices, max_tokens=max_tokens)
+        stream = RequestStream(record, connection, self.close, tenant)
         self._streams[request] = stream
         connection.open_requests += 1
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
-        seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
-        connection.outbox.emit(Submit(request=request, prompt=prompt, params=seeded, placement=placement))
+        connection.outbox.emit(opening(request))
         return stream
 
     def close(self, stream: RequestStream, reason: AbortReason) -> None:
@@ -212,14 +243,15 @@ class EngineClient:
 
     def on_text(self, message: TextToApi) -> None:
         """Something from a text worker."""
-        if isinstance(message, TextEmitted):
-            self._wake(self._requests.on_text(message, trio.current_time()))
-            return
-        record = self._requests.on_verdict(message)
-        if record is not None and isinstance(message, Accepted):
-            self._streams[record.request].wake()
-        elif record is not None:
-            self._leave(self._streams[record.request], None)
+        match message:
+            case TextEmitted():
+                self._wake(self._requests.on_text(message, trio.current_time()))
+            case Accepted() | Rejected():
+                self._wake(self._requests.on_verdict(message))
+            case Tokenized() | Detokenized() | TokenizerDescribed():
+                self._wake(self._requests.on_answer(message))
+            case _:
+                assert_never(message)
 
     def _new_query(self) -> int:
         query, self._next_query = self._next_query, self._next_query + 1

@@ -15,7 +15,7 @@ from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextAnswer, TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
 from layered_llm.service.delta_logprobs import prompt_logprobs, sampled_logprobs
 from layered_llm.service.request_figures import RequestFigures, RequestTimes
@@ -44,6 +44,8 @@ class RequestRecord:
     """Choices without a finish reason yet."""
     phase: Phase = Phase.SUBMITTED
     verdict: Accepted | Rejected | None = None
+    answer: TextAnswer | None = None
+    """Of a question, which has neither choices nor, unless it is rejected, a verdict."""
     closed_as: AbortReason | None = None
     """Why, when its phase is CLOSED."""
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
@@ -127,12 +129,12 @@ class OpenRequests:
         self._aborts[reason] += 1
         return Abort(request=request, reason=reason)
 
-    def on_verdict(self, verdict: Accepted | Rejected) -> RequestRecord | None:
-        """The record that the verdict is for, None when its owner has left."""
+    def on_verdict(self, verdict: Accepted | Rejected) -> Iterable[RequestRecord]:
+        """The record that the verdict is for, none when its owner has left."""
         record = self._records.get(verdict.request)
         if record is None:
             self._late += 1
-            return None
+            return ()
         if record.verdict is not None:
             raise InvariantViolated(f"request {verdict.request} got a second verdict")
         record.verdict = verdict
@@ -143,7 +145,16 @@ class OpenRequests:
             record.phase = Phase.REJECTED
             self._rejected += 1
             del self._records[verdict.request]
-        return record
+        return (record,)
+
+    def on_answer(self, answer: TextAnswer) -> Iterable[RequestRecord]:
+        """The record of the question, none when its owner has left."""
+        record = self._records.pop(answer.request, None)
+        if record is None:
+            self._late += 1
+            return ()
+        record.answer, record.phase = answer, Phase.ENDED
+        return (record,)
 
     def on_text(self, message: TextEmitted, now_s: float) -> Iterable[RequestRecord]:
         """Spreads the rows over the records; returns those that have news."""

@@ -12,7 +12,7 @@ import trio
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer
 from layered_llm.domain.stream import StreamEvent
 from layered_llm.service.open_requests import Phase, RequestRecord
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class RequestStream:
-    """Implements the `EngineStream` protocol."""
+    """Implements the protocols `EngineStream` and `EngineQuestion`: a request is read as one of the two."""
 
     _record: RequestRecord
     connection: "TextConnection"
@@ -59,6 +59,14 @@ class RequestStream:
         while self._record.verdict is None:
             await self._next_news()
         return self._record.verdict
+
+    async def answer(self) -> TextAnswer | Rejected:
+        """What a question came to. Raises EngineLost."""
+        while self._record.answer is None:
+            if isinstance(self._record.verdict, Rejected):
+                return self._record.verdict
+            await self._next_news()
+        return self._record.answer
 
     async def receive(self) -> tuple[StreamEvent, ...]:
         """Everything that came since the last call, at least one event. Raises EngineLost."""

@@ -14,7 +14,15 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Abort, ApiToText, Rejected, Submit, TextToApi
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    ApiToText,
+    DescribeTokenizer,
+    Detokenize,
+    Submit,
+    TextToApi,
+    Tokenize,
+)
 from layered_llm.domain.messages.supervision import (
     ApiDied,
     EngineSized,
@@ -29,7 +37,7 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.service.reports import text_report
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
-from layered_llm.text.core import Outgoing, Preparation, Prepared, TextCore
+from layered_llm.text.core import Outcome, Outgoing, TextCore, Work
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 
@@ -111,6 +119,8 @@ class TextWorker:
                     match message:
                         case Submit():
                             self._prepare(core, core.submit(message), preparations)
+                        case Tokenize() | Detokenize() | DescribeTokenizer():
+                            self._prepare(core, core.ask(message), preparations)
                         case Abort():
                             self._send(core, core.abort(message))
                         case Garbled(reason=reason):
@@ -119,16 +129,18 @@ class TextWorker:
                         case _:
                             assert_never(message)
 
-    def _prepare(self, core: TextCore, preparation: Preparation, preparations: trio.Nursery) -> None:
-        if preparation.is_long:
-            preparations.start_soon(self._prepare_aside, core, preparation)
+    def _prepare(self, core: TextCore, work: Work, preparations: trio.Nursery) -> None:
+        if work.is_long:
+            preparations.start_soon(self._prepare_aside, core, work)
         else:
-            self._send(core, core.prepared(preparation.request, preparation.run()))
+            self._send(core, core.prepared(work.request, work.run()))
 
-    async def _prepare_aside(self, core: TextCore, preparation: Preparation) -> None:
+    async def _prepare_aside(self, core: TextCore, work: Work) -> None:
         async with self._preparing:
-            outcome = await self._prepare_long(preparation)
-        self._send(core, core.prepared(preparation.request, outcome))
+            if not core.is_wanted(work.request):
+                return
+            outcome = await self._prepare_long(work)
+        self._send(core, core.prepared(work.request, outcome))
 
     async def _serve_scheduler(self, core: TextCore) -> None:
         while True:
@@ -174,9 +186,9 @@ class TextWorker:
             await trio.sleep(HEARTBEAT_INTERVAL_S)
 
 
-PrepareLong = Callable[[Preparation], Awaitable[Prepared | Rejected]]
+PrepareLong = Callable[[Work], Awaitable[Outcome]]
 
 
-async def prepare_in_thread(preparation: Preparation) -> Prepared | Rejected:
+async def prepare_in_thread(work: Work) -> Outcome:
     """The tokenizer lets go of the interpreter while it works."""
-    return await trio.to_thread.run_sync(preparation.run)
+    return await trio.to_thread.run_sync(work.run)

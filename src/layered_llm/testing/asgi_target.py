@@ -6,7 +6,7 @@ Must not know: servers, sockets, endpoints' meaning.
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.api_text import Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
 from layered_llm.domain.placement import ANYWHERE, Placement
@@ -24,7 +24,7 @@ from layered_llm.testing.playing import PromiseBroken, TargetScenario
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import Engine, EngineStream
+from layered_llm.transport.http.engine_port import Engine, EngineQuestion, EngineStream
 from layered_llm.transport.http.settings import HttpSettings
 
 MODEL: Final = "inline"
@@ -84,6 +84,11 @@ class _Switch:
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
     ) -> EngineStream | Rejected:
         return self._present.open(owner, prompt, params, placement)
+
+    def ask(
+        self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
+    ) -> EngineQuestion | Rejected:
+        return self._present.ask(owner, question, tenant)
 
     async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         return await self._present.abort(request, tenant)

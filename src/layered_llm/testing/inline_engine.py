@@ -17,7 +17,6 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.scheduler_runtime import RuntimeReady
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
@@ -34,7 +33,7 @@ from layered_llm.service.text import serve_text
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.core import Preparation, Prepared
+from layered_llm.text.core import Outcome, Work
 
 DEATH_UNNOTICED_S: Final = 0.05
 """From the death of an API process until the supervisor learns of it."""
@@ -244,9 +243,9 @@ class InlineLauncher:
                 assert_never(role)
         return f"{role} left"
 
-    async def _prepare_long(self, preparation: Preparation) -> Prepared | Rejected:
+    async def _prepare_long(self, work: Work) -> Outcome:
         await trio.sleep(self._options.prepare_long_s)
-        return preparation.run()
+        return work.run()
 
     async def _run_device(self, address: str) -> None:
         device = self._options.device()

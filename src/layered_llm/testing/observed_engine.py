@@ -4,13 +4,13 @@ Must not know: faults, links.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.api_text import Accepted, Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
 from layered_llm.domain.placement import ANYWHERE, Placement
@@ -101,6 +101,7 @@ class ObservedEngine:
     _next_seed: int
     broken: list[str] = attrs.field(init=False, factory=list)
     streams: list[ObservedStream] = attrs.field(init=False, factory=list)
+    questions: list[RequestStream] = attrs.field(init=False, factory=list)
 
     def status(self) -> EngineStatus:
         return self.client.status()
@@ -118,6 +119,14 @@ class ObservedEngine:
         self.streams.append(observed)
         return observed
 
+    def ask(
+        self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
+    ) -> RequestStream | Rejected:
+        asked = self.client.ask(owner, question, tenant)
+        if not isinstance(asked, Rejected):
+            self.questions.append(asked)
+        return asked
+
     async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         return await self.client.abort(request, tenant)
 
@@ -132,20 +141,25 @@ class ObservedEngine:
     def outputs(self) -> dict[Asked, Tokens]:
         return {stream.asked: stream.tokens for stream in self.streams}
 
+    @property
+    def opened(self) -> list[RequestStream]:
+        """All that the scenario opened, of either kind."""
+        return [*(stream.stream for stream in self.streams), *self.questions]
+
     def note_open(self) -> None:
         """To be called when the scenario's scope is left, before anything else can run."""
-        still_open = [stream.request for stream in self.streams if not stream.stream.is_over]
+        still_open = [stream.request for stream in self.opened if not stream.is_over]
         if still_open:
             self.broken.append(f"C2: requests {still_open} are open although the scope that opened them is left")
 
 
 def emissions_owed(engines: list[ObservedEngine]) -> int:
-    """Submits and aborts that the scenarios of one API process owe to its text workers by now: one of each at most."""
-    streams = [stream.stream for engine in engines for stream in engine.streams]
+    """Submits, questions and aborts that the scenarios of one API process owe to its text workers by now."""
+    streams = [stream for engine in engines for stream in engine.opened]
     return len(streams) + sum(stream.was_left for stream in streams)
 
 
 def emissions_waiting(engines: list[ObservedEngine]) -> int:
     """Those that wait in an outbox."""
-    connections: set[TextConnection] = {stream.stream.connection for engine in engines for stream in engine.streams}
+    connections: set[TextConnection] = {stream.connection for engine in engines for stream in engine.opened}
     return sum(connection.outbox.pending for connection in connections)

@@ -4,7 +4,7 @@ Must not know: faults, what is checked.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,7 +12,16 @@ from typing import Any, Final
 import attrs
 import trio
 
-from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import (
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextAnswer,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+)
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
@@ -33,6 +42,7 @@ BEGUN_S: Final = 0.02
 """Longer than any message is on its way, shorter than any output takes."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
+_TOKENIZE: Final = "/tokenize"
 
 
 async def read(engine: Engine, prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> None:
@@ -73,6 +83,32 @@ def beside(prompt: str = SHORT, *, after_s: float = 0.0, **params: Any) -> Scena
         await read(engine, prompt, **params)
 
     return run
+
+
+def asking(prompt: str) -> TargetScenario:
+    """A target that asks for the tokens of a text and then for the text of the tokens."""
+
+    async def run(engine: Engine, _disconnect: trio.Event) -> None:
+        tokens = await _answered(engine, lambda request: Tokenize(request=request, prompt=Prompt.of_text(prompt)))
+        if isinstance(tokens, Tokenized):
+            token_ids = tokens.token_ids
+            text = await _answered(engine, lambda request: Detokenize(request=request, token_ids=token_ids))
+            if isinstance(text, Detokenized) and text.text != prompt:
+                raise PromiseBroken(f"the tokens of {prompt!r} are those of {text.text!r}")
+
+    return run
+
+
+async def _answered(engine: Engine, question: Callable[[RequestId], TextQuestion]) -> TextAnswer | None:
+    """None when the engine stops."""
+    with contextlib.ExitStack() as owner:
+        asked = engine.ask(owner, question)
+        answer = asked if isinstance(asked, Rejected) else await asked.answer()
+    if not isinstance(answer, Rejected):
+        return answer
+    if answer.reason is not RejectReason.SHUTTING_DOWN:
+        raise PromiseBroken(f"the answer is {answer}")
+    return None
 
 
 async def _read_in_tasks(engine: Engine, _disconnect: trio.Event) -> None:
@@ -129,6 +165,8 @@ def _library(options: InlineEngineOptions) -> Iterator[Target]:
     yield Target(name="choices-3", run=library(n=3, max_tokens=3), beside=(beside(max_tokens=6),), options=options)
     yield Target(name="prefill-chunks", run=library(CHUNKED, max_tokens=2), beside=(beside(max_tokens=12),), options=chunks)
     yield Target(name="tokenized-aside", run=library(LONG, max_tokens=2), options=_with_context(options, 8192))
+    yield Target(name="questions", run=asking(SHORT), beside=(beside(),), options=options)
+    yield Target(name="questions-aside", run=asking(LONG), beside=(beside(),), options=options)
     yield Target(name="one-step-in-flight", run=library(max_tokens=5), beside=(beside(),), options=_one_by_one(options))
     yield Target(name="late-answers", run=library(), options=attrs.evolve(options, largest_delay_s=0.3))
 
@@ -176,6 +214,7 @@ def _http(options: InlineEngineOptions) -> Iterator[Target]:
         run=http_exchange(_COMPLETIONS, _completion(stream=True, n=2, prompt=[SHORT, CHUNKED])),
         beside=(beside(max_tokens=6),),
     )
+    yield make(name="http-tokenize", run=http_exchange(_TOKENIZE, {"prompt": LONG}), beside=(beside(),))
     yield make(name="http-slow-client", run=http_exchange(_CHAT, _chat(stream=True), send_s=0.5))
     yield make(name="http-refused", run=http_exchange(_COMPLETIONS, too_long, status=HTTPStatus.BAD_REQUEST))
 
@@ -193,6 +232,7 @@ def _ends(options: InlineEngineOptions) -> Iterator[Target]:
         options=_with_context(options, 8192),
         faults=(Fault.DEATH,),
     )
+    yield process(name="process-dies-asking", run=asking(LONG), options=options, faults=(Fault.DEATH,))
     slow = attrs.evolve(options, high_water_mark=3)
     yield process(
         name="process-stalls", run=_read_what_comes, beside=(beside(max_tokens=12),), options=slow, faults=(Fault.STALL,)

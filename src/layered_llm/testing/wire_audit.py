@@ -12,7 +12,20 @@ import attrs
 from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit, TextEmitted
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    Submit,
+    TextAnswer,
+    TextEmitted,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, RuntimeReady, StepCompleted
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, RequestsFinished
 from layered_llm.testing.step_audit import StepAudit
@@ -48,10 +61,9 @@ class WireAudit:
     def sent(self, message: object) -> None:
         match message:
             case Submit():
-                self._count_sent(message.request)
-                if message.request in self._stories:
-                    self._break(f"C1: request {message.request} is submitted twice")
-                self._stories[message.request] = _Story(message.params.n)
+                self._on_open(message.request, message.params.n)
+            case Tokenize() | Detokenize() | DescribeTokenizer():
+                self._on_open(message.request, 0)
             case Abort():
                 self._count_sent(message.request)
                 self._on_abort(message.request)
@@ -62,7 +74,7 @@ class WireAudit:
 
     def taken(self, message: object) -> None:
         match message:
-            case Accepted() | Rejected():
+            case Accepted() | Rejected() | Tokenized() | Detokenized() | TokenizerDescribed():
                 self._on_verdict(message)
             case TextEmitted():
                 self._on_text(message)
@@ -94,6 +106,12 @@ class WireAudit:
         api = api_of(request)
         self._sent_by[api] = self.sent_by(api) + 1
 
+    def _on_open(self, request: RequestId, choices: int) -> None:
+        self._count_sent(request)
+        if request in self._stories:
+            self._break(f"C1: request {request} is submitted twice")
+        self._stories[request] = _Story(choices)
+
     def _on_abort(self, request: RequestId) -> None:
         story = self._stories.get(request)
         if story is None:
@@ -103,7 +121,7 @@ class WireAudit:
         if story.aborts > 1:
             self._break(f"C2: request {request} is aborted {story.aborts} times")
 
-    def _on_verdict(self, verdict: Accepted | Rejected) -> None:
+    def _on_verdict(self, verdict: Accepted | Rejected | TextAnswer) -> None:
         story = self._stories[verdict.request]
         story.verdicts += 1
         if story.verdicts > 1:

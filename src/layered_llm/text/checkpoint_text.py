@@ -41,6 +41,8 @@ class TextFiles:
     """None: the model takes no conversations."""
     eos_ids: frozenset[int]
     """Every id that the checkpoint's files name as an end of output."""
+    config: str = "{}"
+    """What tokenizer_config.json says, the chat template included, as one JSON object."""
     defaults: SamplingDefaults = NO_DEFAULTS
     """What a request that does not say is sampled with."""
 
@@ -56,10 +58,12 @@ def read_text_files(
     config = _read_json(directory / "tokenizer_config.json")
     tokenizer = _read_tokenizer(directory / "tokenizer.json", config)
     source = _template_source(directory, config) if template_file is None else _needed(template_file)
+    eos_ids = _eos_ids(directory, config, tokenizer)
     return TextFiles(
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, variables=named_tokens(config), clock=clock),
-        eos_ids=_eos_ids(directory, config, tokenizer),
+        eos_ids=eos_ids,
+        config=json.dumps(_told_config(config, source, tokenizer, eos_ids)),
         defaults=_defaults(directory / "generation_config.json") if has_defaults else NO_DEFAULTS,
     )
 
@@ -100,6 +104,16 @@ def _eos_ids(directory: Path, tokenizer_config: Mapping[str, Any], tokenizer: To
     if name is not None:
         entries.append(tokenizer.id_of(name))
     return frozenset(token for entry in entries if entry is not None for token in _as_list(entry))
+
+
+def _told_config(
+    config: Mapping[str, Any], template: str | None, tokenizer: Tokenizer, eos_ids: frozenset[int]
+) -> dict[str, Any]:
+    """Clients want the named tokens as strings, and an end token even where only config.json names one."""
+    named = named_tokens(config)
+    if "eos_token" not in named and eos_ids:
+        named["eos_token"] = tokenizer.spelling(min(eos_ids))
+    return {**config, **named, "chat_template": template}
 
 
 def _defaults(path: Path) -> SamplingDefaults:

@@ -14,7 +14,17 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Submit
+from layered_llm.domain.messages.api_text import (
+    Abort,
+    Accepted,
+    Detokenized,
+    Rejected,
+    Submit,
+    TextAnswer,
+    TextQuestion,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.logprobs import entries_of, prompts_of
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
@@ -32,10 +42,16 @@ from layered_llm.text.choice_text import start_choices
 from layered_llm.text.emission import Outgoing, TextTables
 from layered_llm.text.open_request import OpenChoice, OpenRequest
 from layered_llm.text.preparation import Preparation, Prepared
+from layered_llm.text.questions import Answering
 from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
 
-__all__ = ["Outgoing", "Preparation", "Prepared", "TextCore"]
+__all__ = ["Outcome", "Outgoing", "Preparation", "Prepared", "TextCore", "Work"]
+
+Work = Preparation | Answering
+"""What a message asks for before anything is decided about it; pure, and maybe long."""
+Outcome = Prepared | TextAnswer | Rejected
+"""What the work came to."""
 
 
 class TextCore:
@@ -54,23 +70,29 @@ class TextCore:
 
         Raises InvariantViolated for an id that is open.
         """
-        if message.request in self._preparing or message.request in self._admitted:
-            raise InvariantViolated(f"request {message.request} is submitted while it is open")
-        self._counters.requests_submitted += 1
-        if api_of(message.request) in self._dead_apis:
-            self._counters.requests_dropped += 1
-        else:
-            self._preparing.add(message.request)
+        self._open(message.request)
         return Preparation(message=message, text_files=self._text_files, limits=self._limits)
 
-    def prepared(self, request: RequestId, outcome: Prepared | Rejected) -> Outgoing:
-        """Takes what the preparation of `request` returned; its result is dropped when the request was left meanwhile."""
+    def ask(self, question: TextQuestion) -> Answering:
+        """The same for a question, which `prepared` ends."""
+        self._open(question.request)
+        return Answering(question=question, files=self._text_files, limits=self._limits)
+
+    def is_wanted(self, request: RequestId) -> bool:
+        """Whether somebody still waits for what the work for `request` comes to."""
+        return request in self._preparing
+
+    def prepared(self, request: RequestId, outcome: Outcome) -> Outgoing:
+        """Takes what the work for `request` came to; it is dropped when the request was left meanwhile."""
         if request not in self._preparing:
             return Outgoing()
         self._preparing.remove(request)
         match outcome:
             case Rejected():
                 return self._reject(outcome)
+            case Tokenized() | Detokenized() | TokenizerDescribed():
+                self._counters.questions_answered += 1
+                return Outgoing(to_api=((api_of(request), outcome),))
             case Prepared(admit=admit):
                 self._admitted[request] = OpenRequest(
                     request=request,
@@ -150,12 +172,22 @@ class TextCore:
                 broken.append(f"request {request.request} is kept although the scheduler finished it")
             if any(choice.is_confirmed and not choice.has_ended for choice in request.choices) and not request.is_silent:
                 broken.append(f"request {request.request} has a choice whose end was not told")
-        gone = sum(counters.rejected.values()) + counters.requests_dropped + counters.requests_confirmed
+        ended = counters.requests_confirmed + counters.questions_answered
+        gone = sum(counters.rejected.values()) + counters.requests_dropped + ended
         if counters.requests_submitted != len(self._preparing) + len(self._admitted) + gone:
             broken.append(
                 f"{counters.requests_submitted} requests were submitted, {gone} of them are gone, the rest is not open"
             )
         return tuple(broken)
+
+    def _open(self, request: RequestId) -> None:
+        if request in self._preparing or request in self._admitted:
+            raise InvariantViolated(f"request {request} is submitted while it is open")
+        self._counters.requests_submitted += 1
+        if api_of(request) in self._dead_apis:
+            self._counters.requests_dropped += 1
+        else:
+            self._preparing.add(request)
 
     def _tables(self) -> TextTables:
         return TextTables(self._text_files.tokenizer.token_bytes)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from layered_llm.domain.columns import pack_f32, pack_i32, rows
+from layered_llm.domain.columns import pack_f32, pack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -20,16 +20,14 @@ from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, message_chars, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
 MAX_PROMPT_LOGPROBS: Final = 1 << 20
 """Of one request: some 15 MiB, of the 64 that a message may have."""
-_MESSAGE_COST_CHARS: Final = 40
 _STOP_CHAR_COST_CHARS: Final = 4
-_IDS_PER_COST_CHAR: Final = 8
 
 ValueT = TypeVar("ValueT")
 
@@ -76,12 +74,8 @@ class Preparation:
     @property
     def is_long(self) -> bool:
         """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
-        prompt = self._message.prompt
-        work = _STOP_CHAR_COST_CHARS * sum(map(len, self._message.params.stop)) + len(prompt.text or "")
-        work += rows("i", prompt.token_ids or b"") // _IDS_PER_COST_CHAR
-        work += len(prompt.rendering.variables or "")
-        work += sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
-        return work > LONG_WORK_CHARS
+        stop_chars = sum(map(len, self._message.params.stop))
+        return prompt_chars(self._message.prompt) + _STOP_CHAR_COST_CHARS * stop_chars > LONG_WORK_CHARS
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""

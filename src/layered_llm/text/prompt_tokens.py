@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.prompts import WHOLE_CONTEXT, ChatMessage, Prompt
 from layered_llm.domain.verdicts import RejectReason
@@ -21,6 +21,8 @@ from layered_llm.text.tokenizer import CannotEncode
 _MOST_CONTEXTS_CUT: Final = 8
 """So many contexts long may a text be that is cut to one: all of it has to be tokenized."""
 _LONGEST_TEMPLATE_MESSAGE: Final = 1_000
+_MESSAGE_COST_CHARS: Final = 40
+_IDS_PER_CHAR: Final = 8
 
 
 @attrs.frozen(kw_only=True)
@@ -39,13 +41,14 @@ class PromptReader:
     _files: TextFiles
     _limits: EngineLimits
 
-    def tokens(self, prompt: Prompt, *, output_tokens: int = 1) -> "array[int] | PromptRefused":
+    def tokens(self, prompt: Prompt, *, output_tokens: int = 1, most_tokens: int | None = None) -> "array[int] | PromptRefused":
         """The prompt's ids, of those of a longer one the last `keep_last_tokens`.
 
         Nothing is judged of them but a text that surely exceeds the context, which is not worth its tokenizing.
-        `output_tokens` is the room to leave for the output where a prompt may have what is left of the context.
+        With `most_tokens` it may have so many, whatever the context. `output_tokens` is the room to leave for the output where
+        a prompt may have what is left of the context.
         """
-        ids = self._all_tokens(prompt)
+        ids = self._all_tokens(prompt, self._worth_tokenizing(prompt) if most_tokens is None else most_tokens)
         if isinstance(ids, PromptRefused) or prompt.keep_last_tokens is None:
             return ids
         room = max(1, self._limits.context_tokens - output_tokens)
@@ -79,7 +82,10 @@ class PromptReader:
         )
         return PromptRefused(reason=RejectReason.CONTEXT_LENGTH_EXCEEDED, message=message, param=prompt_param(prompt))
 
-    def _all_tokens(self, prompt: Prompt) -> "array[int] | PromptRefused":
+    def _worth_tokenizing(self, prompt: Prompt) -> int:
+        return self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT) - 1
+
+    def _all_tokens(self, prompt: Prompt, most_tokens: int) -> "array[int] | PromptRefused":
         if prompt.token_ids is not None:
             return unpack_i32(prompt.token_ids)
         text = self.text(prompt)
@@ -87,7 +93,7 @@ class PromptReader:
             return text
         tokenizer = self._files.tokenizer
         least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
-        if least_tokens >= self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT):
+        if least_tokens > most_tokens:
             return self.too_long(prompt, f"at least {least_tokens}")
         adds_special = prompt.chat is None if prompt.add_special_tokens is None else prompt.add_special_tokens
         try:
@@ -100,6 +106,12 @@ class PromptReader:
 def prompt_param(prompt: Prompt) -> str:
     """The field that a prompt stands in."""
     return "prompt" if prompt.chat is None else "messages"
+
+
+def prompt_chars(prompt: Prompt) -> int:
+    """What the work for a prompt is in proportion to."""
+    work = len(prompt.text or "") + len(prompt.rendering.variables or "") + rows("i", prompt.token_ids or b"") // _IDS_PER_CHAR
+    return work + sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
 
 
 def message_chars(message: ChatMessage) -> int:

@@ -21,6 +21,7 @@ class Counters:
     requests_accepted: int = 0
     requests_confirmed: int = 0
     requests_dropped: int = 0
+    questions_answered: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     stop_strings_matched: int = 0

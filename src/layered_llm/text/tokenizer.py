@@ -75,6 +75,10 @@ class Tokenizer:
         """The library's decoding of a whole sequence; ids out of the vocabulary give nothing."""
         return self._pipeline.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def spelling(self, token: int) -> str:
+        """A token as the vocabulary has it; "" for an id that is none."""
+        return self._pipeline.id_to_token(token) or ""
+
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for by itself, special ones included: a part of a UTF-8 character, where it is one."""
         return self._tables[False].token_bytes(token)

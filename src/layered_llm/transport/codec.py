@@ -41,6 +41,9 @@ API_TO_TEXT: Final = TagTable[api_text.ApiToText](
     {
         b"S": api_text.Submit,
         b"A": api_text.Abort,
+        b"T": api_text.Tokenize,
+        b"D": api_text.Detokenize,
+        b"I": api_text.DescribeTokenizer,
     }
 )
 TEXT_TO_API: Final = TagTable[api_text.TextToApi](
@@ -48,6 +51,9 @@ TEXT_TO_API: Final = TagTable[api_text.TextToApi](
         b"a": api_text.Accepted,
         b"r": api_text.Rejected,
         b"t": api_text.TextEmitted,
+        b"k": api_text.Tokenized,
+        b"d": api_text.Detokenized,
+        b"i": api_text.TokenizerDescribed,
     }
 )
 TEXT_TO_SCHEDULER: Final = TagTable[text_scheduler.TextToScheduler](

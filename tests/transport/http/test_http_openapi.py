@@ -12,13 +12,16 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
-from layered_llm.transport.http.openapi.bodies import chat_body, completion_body
+from layered_llm.transport.http.openapi.bodies import chat_body, completion_body, detokenize_body, tokenize_body
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
-from support.http_engine import READY, FakeEngine, answering, ended, text_delta
+from support.http_engine import READY, FakeEngine, answering, ended, telling, text_delta
 
 JSON = "application/json"
 LONG = TOKENS_LIMIT - 1
+MANY = 10_000
+"""Lists of so many items take the validator seconds."""
 CHAT_BASE = {"messages": MESSAGES, "max_tokens": LONG}
 COMPLETION_BASE = {"prompt": "x", "max_tokens": LONG}
 COMPANIONS: dict[str, dict[str, Any]] = {
@@ -35,6 +38,9 @@ BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "x"},
     "/abort_request": {"abort_all": True},
     "/completions": {"prompt": 7},
+    "/tokenize": {"prompt": "x", "return_token_strs": True},
+    "/v1/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
     "/chat/completions": {"messages": MESSAGES, "model": "other"},
 }
 Parse = Callable[[bytes], object]
@@ -100,7 +106,7 @@ def values_around(schema: Any) -> Iterator[Any]:
                 yield from (part[bound] + step for step in (-1e-3, 1e-3) if abs(part[bound]) < 1e6)
         if "maxLength" in part:
             yield from ("x" * part["maxLength"], "x" * (part["maxLength"] + 1))
-        if "maxItems" in part:
+        if part.get("maxItems", MANY) < MANY:
             item = 7 if part["items"].get("type") == "integer" else "x"
             yield from ([item] * part["maxItems"], [item] * (part["maxItems"] + 1))
         if "maxProperties" in part:
@@ -144,6 +150,8 @@ async def test_the_document_is_sound() -> None:
     [
         pytest.param(parse_chat, CHAT_BASE, chat_body(), id="chat"),
         pytest.param(parse_completion, COMPLETION_BASE, completion_body(), id="completions"),
+        pytest.param(parse_tokenize, {"messages": MESSAGES}, tokenize_body(), id="tokenize"),
+        pytest.param(parse_detokenize, {"tokens": [1]}, detokenize_body(), id="detokenize"),
     ],
 )
 def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base: dict[str, Any], body: Any) -> None:
@@ -162,7 +170,7 @@ def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base
 async def test_what_the_endpoints_answer_is_described() -> None:
     document = await described()
     script = answering(text_delta("a", finish_reason=FinishReason.STOP), ended())
-    app = application(FakeEngine(script))
+    app = application(FakeEngine(script, answerer=telling))
     calls: list[tuple[str, str, Exchange]] = [
         (path, "GET", await get(app, path.replace("{name}", "small")))
         for path, method, _ in operations(document)

@@ -5,7 +5,12 @@ Must not know: HTTP, tokens' texts, pages.
 Order: all messages about one request take this link to the same text worker, so an Abort never overtakes its Submit.
 A request is answered once by Accepted or Rejected; after Accepted come rows of TextEmitted, and exactly one row of its
 `ended` table, after which nothing about the request follows.
+
+A question about the tokenizer is a request that never leaves the text worker: it is answered once, by its answer or by
+Rejected, and an Abort before that forgets it.
 """
+
+from typing import Final
 
 import attrs
 
@@ -17,6 +22,9 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
+
+MAX_TOLD_TOKENS: Final = 1 << 18
+"""Of a Tokenized or a Detokenize, which is one message."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +68,58 @@ class Rejected:
     message: str
     """A whole sentence for the caller, with the numbers that explain it."""
     param: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Tokenize:
+    """Asks for the tokens of a prompt."""
+
+    request: RequestId
+    prompt: Prompt
+    with_spellings: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Detokenize:
+    """Asks for the text of tokens."""
+
+    request: RequestId
+    token_ids: bytes = attrs.field(validator=packed("i"))
+    skip_special_tokens: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class DescribeTokenizer:
+    """Asks for what the checkpoint says of its tokenizer."""
+
+    request: RequestId
+
+
+@attrs.frozen(kw_only=True)
+class Tokenized:
+    """The tokens of a prompt, which may be none, and more than the context holds."""
+
+    request: RequestId
+    token_ids: bytes = attrs.field(validator=packed("i"))
+    spellings: tuple[str, ...] | None = None
+    """Of each token, as the vocabulary has it; None unless asked for."""
+
+
+@attrs.frozen(kw_only=True)
+class Detokenized:
+    """The text of tokens."""
+
+    request: RequestId
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerDescribed:
+    """What the checkpoint says of its tokenizer."""
+
+    request: RequestId
+    config: str
+    """The members of its tokenizer_config.json, the chat template included, as one JSON object."""
 
 
 @attrs.frozen(kw_only=True)
@@ -125,5 +185,8 @@ def _check_names(columns: LogprobColumns | None, names: tuple[bytes, ...]) -> No
         raise ValueError("there is one name for each log probability")
 
 
-ApiToText = Submit | Abort
-TextToApi = Accepted | Rejected | TextEmitted
+TextQuestion = Tokenize | Detokenize | DescribeTokenizer
+TextAnswer = Tokenized | Detokenized | TokenizerDescribed
+
+ApiToText = Submit | Abort | TextQuestion
+TextToApi = Accepted | Rejected | TextEmitted | TextAnswer

@@ -4,13 +4,24 @@ Must not know: how the engine is run, threads, HTTP.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import attrs
 
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
-from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.api_text import (
+    Accepted,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextAnswer,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+)
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import SamplingParams
@@ -78,6 +89,27 @@ class Engine:
         jobs = tuple(zip(checked, inputs.to_all_params(params, len(checked)), strict=True))
         return await Batch(jobs, self._generate, on_progress).run(self._max_open)
 
+    async def tokenize(self, prompt: PromptLike) -> list[int]:
+        """The ids of the tokens that a request with this prompt has, also where they are more than the context holds."""
+        checked = inputs.to_prompt(prompt)
+        answer = await self._ask(lambda request: Tokenize(request=request, prompt=checked))
+        match answer:
+            case Tokenized(token_ids=token_ids):
+                return unpack_i32(token_ids).tolist()
+            case _:
+                raise InvariantViolated(f"a Tokenize is answered with {type(answer).__name__}")
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of these tokens."""
+        packed = inputs.to_token_ids(token_ids)
+        skips = bool(skip_special_tokens)
+        answer = await self._ask(lambda request: Detokenize(request=request, token_ids=packed, skip_special_tokens=skips))
+        match answer:
+            case Detokenized(text=text):
+                return text
+            case _:
+                raise InvariantViolated(f"a Detokenize is answered with {type(answer).__name__}")
+
     async def state(self) -> EngineReport:
         """What the engine holds now; the question never waits behind requests."""
         self._check_open()
@@ -107,6 +139,18 @@ class Engine:
             stream = CompletionStream(opened, verdict.prompt_tokens, self._why_lost)
             owner.callback(stream.leave)
             yield stream
+
+    async def _ask(self, question: Callable[[RequestId], TextQuestion]) -> TextAnswer:
+        await self._until_ready()
+        with contextlib.ExitStack() as owner:
+            asked = self._client.ask(owner, question)
+            try:
+                answer = asked if isinstance(asked, Rejected) else await asked.answer()
+            except EngineLost:
+                raise EngineLost(self._why_lost()) from None
+        if isinstance(answer, Rejected):
+            raise RequestRejected(answer)
+        return answer
 
     async def _generate(self, prompt: Prompt, params: SamplingParams, on_tokens: OnTokens) -> Completion:
         collector = Collector()

@@ -12,7 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt, ToolCall
 from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
 
@@ -169,6 +171,15 @@ def _message_bytes(message: ChatMessage) -> int:
     called = [text for call in message.tool_calls for text in (call.name, call.arguments, call.id)]
     texts = (message.role, message.content, message.name, message.reasoning, message.tool_call_id, *called)
     return _MESSAGE_BYTES * (1 + len(message.tool_calls)) + sum(len(text.encode()) for text in texts if text)
+
+
+def to_token_ids(values: Sequence[int], param: str = "token_ids") -> bytes:
+    """Ids, which may be none, packed. Raises ParameterError."""
+    if not isinstance(values, list | tuple):
+        raise ParameterError(param, f"{param} must be a list of token ids, got {_shown(values)}")
+    if len(values) > MAX_TOLD_TOKENS:
+        raise ParameterError(param, f"{param} holds {len(values)} token ids, at most {MAX_TOLD_TOKENS} are taken")
+    return pack_i32(_token_id(value, f"{param}[{place}]") for place, value in enumerate(values))
 
 
 def _token_ids(values: Sequence[object], param: str) -> Prompt:

@@ -85,6 +85,14 @@ class LLM:
         """The answers to one conversation, or to a list of conversations; else as `generate`."""
         return self.generate(inputs.as_conversations(messages), params, progress=progress)
 
+    def tokenize(self, prompt: PromptLike) -> list[int]:
+        """The ids of the tokens that a request with this prompt has, also where they are more than the context holds."""
+        return self._thread.call(lambda engine: engine.tokenize(prompt))
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of these tokens."""
+        return self._thread.call(lambda engine: engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
+
     def state(self) -> EngineReport:
         """What the engine holds now."""
         return self._thread.call(lambda engine: engine.state())

@@ -13,7 +13,8 @@ from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
 from layered_llm.transport.http.models import list_models, retrieve_model
-from layered_llm.transport.http.openapi.bodies import abort_body, chat_body, completion_body
+from layered_llm.transport.http.native.tokenizer import detokenize, tokenize, tokenizer_info
+from layered_llm.transport.http.openapi.bodies import abort_body, chat_body, completion_body, detokenize_body, tokenize_body
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
 from layered_llm.transport.http.openapi.schema import Json, ref
 from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
@@ -25,13 +26,14 @@ _GENERATION_ERRORS: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
+_QUESTION_ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _HEALTH: Final = json_answer("Health")
 _UNHEALTHY: Final[dict[int, Json]] = {HTTPStatus.SERVICE_UNAVAILABLE: ref("Unavailable")}
 
 
 def all_endpoints() -> Sequence[Endpoint]:
     """In the order of the document."""
-    return (*_openai(), *_about_the_server(), *_orders())
+    return (*_openai(), *_tokenizer(), *_about_the_server(), *_orders())
 
 
 def _openai() -> Sequence[Endpoint]:
@@ -43,7 +45,7 @@ def _openai() -> Sequence[Endpoint]:
             methods=("POST",),
             summary="Continues a conversation.",
             tag="openai",
-            is_openai=True,
+            is_aliased=True,
             body=chat_body(),
             answers=_whole_or_streamed("ChatCompletion"),
             errors=_GENERATION_ERRORS,
@@ -55,7 +57,7 @@ def _openai() -> Sequence[Endpoint]:
             methods=("POST",),
             summary="Continues one or more texts.",
             tag="openai",
-            is_openai=True,
+            is_aliased=True,
             body=completion_body(),
             answers=_whole_or_streamed("Completion"),
             errors=_GENERATION_ERRORS,
@@ -66,7 +68,7 @@ def _openai() -> Sequence[Endpoint]:
             handler=list_models,
             summary="The names of the model.",
             tag="openai",
-            is_openai=True,
+            is_aliased=True,
             answers=json_answer("ModelList"),
         ),
         Endpoint(
@@ -75,9 +77,47 @@ def _openai() -> Sequence[Endpoint]:
             handler=retrieve_model,
             summary="The model of this name.",
             tag="openai",
-            is_openai=True,
+            is_aliased=True,
             answers=json_answer("Model"),
             errors=(HTTPStatus.NOT_FOUND,),
+        ),
+    )
+
+
+def _tokenizer() -> Sequence[Endpoint]:
+    return (
+        Endpoint(
+            name="tokenize",
+            path="/tokenize",
+            handler=tokenize,
+            methods=("POST",),
+            summary="The tokens of a text or a conversation: those that completions and chat make of it.",
+            tag="tokenizer",
+            is_aliased=True,
+            body=tokenize_body(),
+            answers=json_answer("Tokenized"),
+            errors=_QUESTION_ERRORS,
+        ),
+        Endpoint(
+            name="detokenize",
+            path="/detokenize",
+            handler=detokenize,
+            methods=("POST",),
+            summary="The text of tokens.",
+            tag="tokenizer",
+            is_aliased=True,
+            body=detokenize_body(),
+            answers=json_answer("Detokenized"),
+            errors=_QUESTION_ERRORS,
+        ),
+        Endpoint(
+            name="tokenizer_info",
+            path="/tokenizer_info",
+            handler=tokenizer_info,
+            summary="The model's tokenizer_config.json, with its chat template.",
+            tag="tokenizer",
+            answers=json_answer("TokenizerInfo"),
+            errors=_QUESTION_ERRORS,
         ),
     )
 

@@ -4,11 +4,12 @@ Must not know: how an engine is reached, sockets, the codec. `service` implement
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus
 from layered_llm.domain.placement import ANYWHERE, Placement
@@ -40,6 +41,16 @@ class EngineStream(Protocol):
         """Leaves the request: emits one Abort unless it has ended or was rejected. Synchronous, and harmless when repeated."""
 
 
+class EngineQuestion(Protocol):
+    """One open question. Closed by the owner that it was asked with; closing it before its answer emits its abort."""
+
+    async def answer(self) -> TextAnswer | Rejected:
+        """Waits for the answer, which is of the question's kind. Raises EngineLost when the engine dies before that."""
+
+    def close(self, reason: AbortReason) -> None:
+        """Leaves the question. Synchronous, and harmless when repeated."""
+
+
 class EngineLost(Exception):  # noqa: N818 - states what happened
     """The engine, or the part of it that had the request, is gone; nothing more comes of it."""
 
@@ -63,6 +74,11 @@ class Engine(Protocol):
         process holds too many open requests. Call it only while the phase is READY. `owner` may be closed, and then exited,
         more than once; it closes the stream as CLIENT_GONE.
         """
+
+    def ask(
+        self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
+    ) -> EngineQuestion | Rejected:
+        """Asks a text worker the question that `question` makes of its id; as `open` in everything else."""
 
     async def abort(self, request: RequestId | None, tenant: str = "") -> int:
         """Ends the body whose first request is `request`, whichever process has it, or all; returns how many were open.

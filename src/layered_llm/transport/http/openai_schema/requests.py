@@ -94,7 +94,7 @@ def parse_chat(body: bytes) -> ChatRequest | ApiError:
         given = read_all(CHAT, fields)
         told = told_by_chat(given)
         params = _params(given, told, default_max_tokens=None)
-        return ChatRequest(prompt=_chat_prompt(given), params=params, told=told, **_delivery(given))
+        return ChatRequest(prompt=chat_prompt(given), params=params, told=told, **_delivery(given))
     except read.MalformedBody as error:
         return bad_request(str(error), code="invalid_json")
     except ParameterError as error:
@@ -122,7 +122,8 @@ def _log_ignored(fields: read.JsonObject, table: Sequence[Field]) -> None:
         logger.debug("fields without effect: %s", sorted(set(fields) - {field.name for field in table}))
 
 
-def _chat_prompt(given: Mapping[str, Any]) -> Prompt:
+def chat_prompt(given: Mapping[str, Any]) -> Prompt:
+    """Of a body that has a conversation, or a plain text in place of it. Raises ParameterError."""
     messages, prompt = given.get("messages"), given.get("prompt")
     if messages is not None and prompt is not None:
         raise ParameterError("prompt", "give either messages or prompt, not both")

@@ -9,6 +9,7 @@ Unknown members are ignored. `tests/transport/http/test_http_openapi.py` compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.body_fields import Field
 from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
 from layered_llm.transport.http.openai_schema.unsupported import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
@@ -23,6 +24,17 @@ def chat_body() -> Json:
 def completion_body() -> Json:
     """Of `/v1/completions`."""
     return _body(COMPLETIONS, REFUSED_IN_COMPLETIONS, required=("prompt",))
+
+
+def tokenize_body() -> Json:
+    """Of `/tokenize`."""
+    neutral = {name: REFUSED_IN_CHAT[name] for name in ("chat_template", "tools")}
+    return _body(TOKENIZE, neutral) | {"anyOf": [_has("messages"), _has("prompt")]}
+
+
+def detokenize_body() -> Json:
+    """Of `/detokenize`."""
+    return _body(DETOKENIZE, {}, required=("tokens",))
 
 
 def abort_body() -> Json:

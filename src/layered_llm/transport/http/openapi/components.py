@@ -142,6 +142,16 @@ COMPONENTS: Final[Mapping[str, Json]] = {
     "Pages": _PAGES,
     "State": _STATE,
     "Aborted": described(record({"aborted": _COUNT}), "How many requests were open, and are not any more."),
+    "Tokenized": record(
+        {
+            "count": _COUNT,
+            "max_model_len": nullable(integer(1)),
+            "tokens": array(_COUNT),
+            "token_strs": described(nullable(array(string())), "As the vocabulary spells them."),
+        }
+    ),
+    "Detokenized": record({"prompt": string()}),
+    "TokenizerInfo": _FREE,
     "Version": record({"version": string()}),
     "ModelInfo": record(
         {

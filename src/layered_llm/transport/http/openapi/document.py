@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Final
 
-from layered_llm.transport.http.openapi.endpoint import BODY_ERRORS, JSON, OPENAI_PREFIX, Endpoint
+from layered_llm.transport.http.openapi.endpoint import BODY_ERRORS, JSON, PREFIX, Endpoint
 from layered_llm.transport.http.openapi.schema import Json, ref
 
 _KEY_SCHEME: Final = "key"
@@ -56,7 +56,7 @@ def _operation_id(endpoint: Endpoint, path: str, method: str) -> str:
     parts = [endpoint.name]
     if method != endpoint.methods[0]:
         parts.append(method.lower())
-    if endpoint.is_openai and not path.startswith(OPENAI_PREFIX):
+    if endpoint.is_aliased and not path.startswith(PREFIX):
         parts.append("alias")
     return "_".join(parts)
 

@@ -13,7 +13,7 @@ from quart import Response
 from layered_llm.transport.http.openapi.schema import Json, ref
 
 JSON: Final = "application/json"
-OPENAI_PREFIX: Final = "/v1"
+PREFIX: Final = "/v1"
 
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 """Called with the context and, by their names, the parts of the path."""
@@ -39,8 +39,8 @@ class Endpoint:
     summary: str
     tag: str
     methods: Sequence[str] = ("GET",)
-    is_openai: bool = False
-    """Found under `/v1` too."""
+    is_aliased: bool = False
+    """Found with `/v1` and without."""
     is_open: bool = False
     """Needs no API key where the others do: load balancers have none, nor browsers, and Prometheus' figures name nobody."""
     body: Json | None = None
@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (f"{OPENAI_PREFIX}{self.path}", self.path) if self.is_openai else (self.path,)
+        return (f"{PREFIX}{self.path}", self.path) if self.is_aliased else (self.path,)
 
 
 def json_answer(component: str) -> dict[str, Json]:

@@ -1,0 +1,100 @@
+"""Questions about the tokenizer: the tokens of a prompt, the text of tokens, what the checkpoint says of both.
+
+Must not know: which questions are open, queues, sampling.
+
+Invariant: `Answering.run` reads only what never changes, so that it may run in any thread, and be forgotten half-way.
+"""
+
+from typing import Final, assert_never
+
+import attrs
+
+from layered_llm.domain.columns import pack_i32, rows, unpack_i32
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import (
+    MAX_TOLD_TOKENS,
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextAnswer,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.checkpoint_text import TextFiles
+from layered_llm.text.preparation import LONG_WORK_CHARS
+from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
+
+MAX_TOLD_CHARS: Final = 1 << 23
+"""Of a text; as UTF-8 half of what a message may have."""
+_CHARS_PER_SPELLING: Final = 4
+_CHARS_PER_TOKEN: Final = 4
+
+
+@attrs.frozen(kw_only=True)
+class Answering:
+    """The work that a question asks for."""
+
+    _question: TextQuestion
+    _files: TextFiles
+    _limits: EngineLimits
+
+    @property
+    def request(self) -> RequestId:
+        return self._question.request
+
+    @property
+    def is_long(self) -> bool:
+        """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
+        match self._question:
+            case Tokenize(prompt=prompt, with_spellings=with_spellings):
+                return prompt_chars(prompt) * (_CHARS_PER_SPELLING if with_spellings else 1) > LONG_WORK_CHARS
+            case Detokenize(token_ids=token_ids):
+                return rows("i", token_ids) * _CHARS_PER_TOKEN > LONG_WORK_CHARS
+            case DescribeTokenizer():
+                return False
+            case _:
+                assert_never(self._question)
+
+    def run(self) -> TextAnswer | Rejected:
+        """Pure, thread-safe, and without any effect if its result is dropped."""
+        match self._question:
+            case Tokenize():
+                return self._tokenized(self._question)
+            case Detokenize():
+                return self._detokenized(self._question)
+            case DescribeTokenizer(request=request):
+                return TokenizerDescribed(request=request, config=self._files.config)
+            case _:
+                assert_never(self._question)
+
+    def _tokenized(self, question: Tokenize) -> Tokenized | Rejected:
+        prompt = question.prompt
+        tokens = PromptReader(self._files, self._limits).tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
+        if isinstance(tokens, PromptRefused) and tokens.reason is not RejectReason.CONTEXT_LENGTH_EXCEEDED:
+            return self._reject(tokens.reason, tokens.message, tokens.param)
+        if isinstance(tokens, PromptRefused) or len(tokens) > MAX_TOLD_TOKENS:
+            message = f"The prompt has more than {MAX_TOLD_TOKENS} tokens, and no more are told."
+            return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
+        spellings = tuple(map(self._files.tokenizer.spelling, tokens)) if question.with_spellings else None
+        return Tokenized(request=question.request, token_ids=pack_i32(tokens), spellings=spellings)
+
+    def _detokenized(self, question: Detokenize) -> Detokenized | Rejected:
+        tokens, tokenizer = unpack_i32(question.token_ids), self._files.tokenizer
+        size = max(self._limits.vocabulary_size, tokenizer.vocabulary_size)
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= token < size:
+                message = f"tokens holds {token}, which is out of the vocabulary of {size} tokens."
+                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, "tokens")
+        text = tokenizer.decode(tokens, skip_special_tokens=question.skip_special_tokens)
+        if len(text) > MAX_TOLD_CHARS:
+            message = f"The text has {len(text)} characters; at most {MAX_TOLD_CHARS} are told."
+            return self._reject(RejectReason.INVALID_PARAMETER, message, "tokens")
+        return Detokenized(request=question.request, text=text)
+
+    def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
+        return Rejected(request=self.request, reason=reason, message=message, param=param)

@@ -1,0 +1,120 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them.
+
+Must not know: JSON names of a request, tokenizers.
+"""
+
+import json
+from collections.abc import Callable
+
+from quart import Response, request
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import (
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Rejected,
+    TextAnswer,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
+from layered_llm.transport.http import api_error
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.connection import exchange_of
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
+from layered_llm.transport.http.replies import error_reply, json_reply
+
+
+async def tokenize(context: HttpContext) -> Response:
+    """The tokens of a text or a conversation: those that completions and chat make of it."""
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    asked = await parsed(parse_tokenize, body, context.large_parses)
+    if isinstance(asked, ApiError):
+        return error_reply(asked)
+    prompt, with_spellings = asked.prompt, asked.with_spellings
+
+    def question(request_id: RequestId) -> Tokenize:
+        return Tokenize(request=request_id, prompt=prompt, with_spellings=with_spellings)
+
+    answer = await _answer(context, question, asked.model)
+    match answer:
+        case ApiError():
+            return error_reply(answer)
+        case Tokenized():
+            return json_reply(_tokenized(context, answer))
+        case _:
+            raise InvariantViolated(f"a Tokenize is answered with {type(answer).__name__}")
+
+
+async def detokenize(context: HttpContext) -> Response:
+    """The text of tokens."""
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    asked = await parsed(parse_detokenize, body, context.large_parses)
+    if isinstance(asked, ApiError):
+        return error_reply(asked)
+    token_ids, skips = asked.token_ids, asked.skip_special_tokens
+
+    def question(request_id: RequestId) -> Detokenize:
+        return Detokenize(request=request_id, token_ids=token_ids, skip_special_tokens=skips)
+
+    answer = await _answer(context, question, asked.model)
+    match answer:
+        case ApiError():
+            return error_reply(answer)
+        case Detokenized(text=text):
+            return json_reply({"prompt": text})
+        case _:
+            raise InvariantViolated(f"a Detokenize is answered with {type(answer).__name__}")
+
+
+async def tokenizer_info(context: HttpContext) -> Response:
+    """The checkpoint's tokenizer_config.json, with its chat template."""
+    answer = await _answer(context, lambda request_id: DescribeTokenizer(request=request_id), None)
+    match answer:
+        case ApiError():
+            return error_reply(answer)
+        case TokenizerDescribed(config=config):
+            return json_reply(json.loads(config))
+        case _:
+            raise InvariantViolated(f"a DescribeTokenizer is answered with {type(answer).__name__}")
+
+
+def _tokenized(context: HttpContext, answer: Tokenized) -> dict[str, object]:
+    tokens, limits = unpack_i32(answer.token_ids).tolist(), context.engine.status().limits
+    return {
+        "count": len(tokens),
+        "max_model_len": None if limits is None else limits.context_tokens,
+        "tokens": tokens,
+        "token_strs": None if answer.spellings is None else list(answer.spellings),
+    }
+
+
+async def _answer(
+    context: HttpContext, question: Callable[[RequestId], TextQuestion], model: str | None
+) -> TextAnswer | ApiError:
+    """What a text worker answers; the question lives no longer than the exchange."""
+    name = context.served_name(model)
+    refused = name if isinstance(name, ApiError) else context.unavailable()
+    if refused is not None:
+        return refused
+    exchange = exchange_of(request)
+    context.drain.hold(exchange.owner)
+    asked = context.engine.ask(exchange.owner, question, exchange.tenant)
+    if isinstance(asked, Rejected):
+        return api_error.rejection(asked, context.settings.retry_after_s)
+    try:
+        with context.drain.bounded():
+            answer = await asked.answer()
+            return api_error.rejection(answer, context.settings.retry_after_s) if isinstance(answer, Rejected) else answer
+    except EngineLost as why:
+        return context.lost(why)
+    asked.close(AbortReason.SHUTDOWN)
+    return context.shutting_down()

@@ -1,0 +1,116 @@
+"""The bodies of `/tokenize` and `/detokenize`, which are vLLM's.
+
+Must not know: HTTP, tokenizers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from layered_llm.domain.columns import pack_i32
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.sampling import TOKENS_LIMIT
+from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
+from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.body_fields import Field, boolean, read_all, string
+from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
+from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
+from layered_llm.transport.http.openai_schema.requests import chat_prompt
+from layered_llm.transport.http.openai_schema.unsupported import refuse_unsupported_chat_fields
+
+RequestT = TypeVar("RequestT")
+
+
+def _token_ids(param: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise read.wrong_type(param, "a list of token ids", value)
+    if len(value) > MAX_TOLD_TOKENS:
+        raise ParameterError(param, f"{param} holds {len(value)} token ids, at most {MAX_TOLD_TOKENS} are taken")
+    return read.token_ids(param, value, TOKENS_LIMIT)
+
+
+_MODEL: Final = string("model", "Which model; the first that is served where absent.")
+
+TOKENIZE: Final = (
+    Field("messages", MESSAGES_SCHEMA, parse_messages, "A conversation."),
+    string("prompt", "A text in place of messages."),
+    boolean("add_special_tokens", "The tokenizer's own tokens are put around the prompt: to a text, not to a conversation."),
+    *TEMPLATE,
+    boolean("return_token_strs", "The spelling of each token is told."),
+    _MODEL,
+)
+
+DETOKENIZE: Final = (
+    Field(
+        "tokens",
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1},
+            "maxItems": MAX_TOLD_TOKENS,
+        },
+        _token_ids,
+        "Ids, in their order.",
+    ),
+    boolean("skip_special_tokens", "Special tokens have no text; false where absent."),
+    _MODEL,
+)
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    """A body of `/tokenize`."""
+
+    prompt: Prompt
+    with_spellings: bool
+    model: str | None
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    """A body of `/detokenize`."""
+
+    token_ids: bytes
+    skip_special_tokens: bool
+    model: str | None
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest | ApiError:
+    """The request in `body`, or why it is none."""
+    return checked(body, _tokenize)
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
+    """The request in `body`, or why it is none."""
+    return checked(body, _detokenize)
+
+
+def checked(body: bytes, build: Callable[[read.JsonObject], RequestT]) -> RequestT | ApiError:
+    """What `build` makes of the JSON object in `body`, or why it does not."""
+    try:
+        return build(read.decode_object(body))
+    except read.MalformedBody as error:
+        return bad_request(str(error), code="invalid_json")
+    except ParameterError as error:
+        return bad_parameter(error)
+
+
+def _tokenize(fields: read.JsonObject) -> TokenizeRequest:
+    refuse_unsupported_chat_fields(fields)
+    given = read_all(TOKENIZE, fields)
+    return TokenizeRequest(
+        prompt=chat_prompt(given), with_spellings=given.get("return_token_strs", False), model=given.get("model")
+    )
+
+
+def _detokenize(fields: read.JsonObject) -> DetokenizeRequest:
+    given: Mapping[str, Any] = read_all(DETOKENIZE, fields)
+    if "tokens" not in given:
+        raise ParameterError("tokens", "tokens is required")
+    return DetokenizeRequest(
+        token_ids=pack_i32(given["tokens"]),
+        skip_special_tokens=given.get("skip_special_tokens", False),
+        model=given.get("model"),
+    )
