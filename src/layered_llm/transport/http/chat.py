@@ -8,7 +8,7 @@ from quart import Response, request
 from layered_llm.transport.http.body_parsing import parsed
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.generation import generate
+from layered_llm.transport.http.openai_generation import generate
 from layered_llm.transport.http.openai_schema.requests import parse_chat
 from layered_llm.transport.http.openai_schema.responses import CHAT
 

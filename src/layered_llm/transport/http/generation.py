@@ -1,6 +1,6 @@
-"""From a parsed request to its response, streamed or whole; the same for both endpoints.
+"""From a parsed request to its response, streamed or whole; the same for all endpoints that generate.
 
-Must not know: JSON names, routes.
+Must not know: JSON names, routes, how an answer is worded.
 
 Order: everything that can be refused is refused before the first byte; the headers of a stream go out when the engine has
 queued the request; from then on every failure is an event of the stream, followed by its regular end, and never a cut.
@@ -8,65 +8,115 @@ queued the request; from then on every failure is an event of the stream, follow
 
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import attrs
 import trio
 from quart import Response
 
-from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.placement import Placement
+from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http import api_error, sse
-from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer, failure
+from layered_llm.transport.http.answer import failure
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost, EngineStream
-from layered_llm.transport.http.openai_schema.logprobs import by_id, by_text
-from layered_llm.transport.http.openai_schema.requests import GenerationRequest
-from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
 from layered_llm.transport.http.patience import Patience
-from layered_llm.transport.http.public_ids import public_id
 from layered_llm.transport.http.replies import error_reply, json_reply
-from layered_llm.transport.http.sources import EventSource, Quiet, next_batch, open_source
+from layered_llm.transport.http.sources import Batch, EventSource, Quiet, next_batch, open_source
 
 logger = logging.getLogger(__name__)
 
 Streams = tuple[EngineStream, ...]
 
 
-async def generate(context: HttpContext, exchange: Exchange, request: GenerationRequest | ApiError, shape: Shape) -> Response:
-    """The response to `request`; all that it opens belongs to `exchange`."""
-    if isinstance(request, ApiError):
-        return error_reply(request)
-    model = context.served_name(request.model)
-    if isinstance(model, ApiError):
-        return error_reply(model)
-    streams = _open_streams(context, exchange, request)
+class Asked(Protocol):
+    """What every generation request has."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]: ...
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of each prompt."""
+
+    @property
+    def placement(self) -> Placement: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+class Answer(Protocol):
+    """An answer as it grows."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class StreamAnswer(Answer, Protocol):
+    """One that is sent as it grows."""
+
+    def encode(self, batch: Batch) -> bytes:
+        """All that `batch` brings as server-sent events, and the end of the stream when the batch completes the answer."""
+
+
+class WholeAnswer(Answer, Protocol):
+    """One that is sent at once."""
+
+    def add(self, batch: Batch) -> object:
+        """Takes what `batch` brings."""
+
+    def result(self) -> object:
+        """The response body, or an ApiError; called when complete."""
+
+
+@attrs.frozen
+class Begun:
+    """A request of which every prompt is queued."""
+
+    streams: Streams
+    accepted: tuple[Accepted, ...]
+    """One for each of `streams`."""
+
+
+@attrs.frozen(kw_only=True)
+class Wording:
+    """Makes the answer to a request, of either kind."""
+
+    stream: Callable[[Begun], StreamAnswer]
+    whole: Callable[[Begun], WholeAnswer]
+
+
+async def respond(
+    context: HttpContext, exchange: Exchange, request: Asked, wording: Wording, *, is_one_body: bool = True
+) -> Response:
+    """The response to `request`; all that it opens belongs to `exchange`.
+
+    With `is_one_body` the id of the first prompt's request ends all of them, else each prompt has an id of its own.
+    """
+    streams = _open_streams(context, exchange, request, is_one_body=is_one_body)
     if isinstance(streams, ApiError):
         return error_reply(streams)
     patience = context.patience()
     accepted = await _await_queued(context, patience, streams)
     if isinstance(accepted, ApiError):
         return error_reply(accepted)
-    head = ResponseHead(
-        id=public_id(shape.id_prefix, streams[0].request),
-        created_s=int(context.wall_clock()),
-        model=model,
-        fingerprint=context.settings.about.fingerprint,
-    )
-    plan = _plan(context, request, shape, head, accepted)
+    begun = Begun(streams, accepted)
     source = open_source(streams, exchange.nursery)
     if request.stream:
-        return _streamed(context, patience, plan, streams, source)
-    return await _whole(context, patience, plan, streams, source)
+        return _streamed(context, patience, wording.stream(begun), streams, source)
+    return await _whole(context, patience, wording.whole(begun), streams, source)
 
 
-def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationRequest) -> Streams | ApiError:
+def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool) -> Streams | ApiError:
     """Submits one engine request for each prompt; synchronous, so that all or none of them are there to be awaited."""
     refused = context.unavailable() or context.priority_refused(request.placement)
     if refused is not None:
@@ -82,7 +132,8 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: GenerationR
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
-        stream.join(streams[0].request)
+        if is_one_body:
+            stream.join(streams[0].request)
     return tuple(streams)
 
 
@@ -119,28 +170,9 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-def _plan(
-    context: HttpContext, request: GenerationRequest, shape: Shape, head: ResponseHead, accepted: Sequence[Accepted]
-) -> AnswerPlan:
-    told = request.told
-    return AnswerPlan(
-        shape=shape,
-        head=head,
-        prompts=len(request.prompts),
-        choices_per_prompt=request.params.n,
-        prompt_tokens=sum(verdict.prompt_tokens for verdict in accepted),
-        include_usage=request.include_usage,
-        continuous_usage=request.continuous_usage,
-        retry_after_s=context.settings.retry_after_s,
-        echoes_logprobs=told.echoes_logprobs,
-        tells_prompts=told.has_prompt_field,
-        naming=by_id if told.tokens_as_ids else by_text,
-        prompt_ids=tuple(unpack_i32(verdict.prompt_ids) for verdict in accepted) if told.token_ids else None,
-    )
-
-
-async def _whole(context: HttpContext, patience: Patience, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
-    answer = WholeAnswer(plan)
+async def _whole(
+    context: HttpContext, patience: Patience, answer: WholeAnswer, streams: Streams, source: EventSource
+) -> Response:
     try:
         while not answer.is_complete:
             match await next_batch(source, context.drain, patience, math.inf):
@@ -160,8 +192,10 @@ async def _whole(context: HttpContext, patience: Patience, plan: AnswerPlan, str
     return json_reply(result)
 
 
-def _streamed(context: HttpContext, patience: Patience, plan: AnswerPlan, streams: Streams, source: EventSource) -> Response:
-    writer = _StreamWriter(context=context, patience=patience, streams=streams, source=source, answer=StreamedAnswer(plan))
+def _streamed(
+    context: HttpContext, patience: Patience, answer: StreamAnswer, streams: Streams, source: EventSource
+) -> Response:
+    writer = _StreamWriter(context=context, patience=patience, streams=streams, source=source, answer=answer)
     body = _body(writer)
     response = Response(body, status=HTTPStatus.OK, headers=dict(sse.HEADERS))
     response.timeout = None
@@ -180,7 +214,7 @@ class _StreamWriter:
     _patience: Patience
     _streams: Streams
     _source: EventSource
-    _answer: StreamedAnswer
+    _answer: StreamAnswer
     _failed: bool = attrs.field(init=False, default=False)
 
     @property

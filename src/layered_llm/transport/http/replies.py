@@ -5,7 +5,6 @@ Must not know: what they say.
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from quart import Response
 
@@ -14,7 +13,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.responses import error_object
 
 
-def json_reply(body: Mapping[str, Any], status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+def json_reply(body: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
     return Response(sse.to_json(body), status=status, headers=dict(headers or {}), content_type="application/json")
 
 

@@ -7,7 +7,7 @@ Source: WHATWG HTML, "Server-sent events". JSON has no raw line break, so one `d
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 HEARTBEAT: Final = b": ping\n\n"
 """A comment: keeps middleboxes from closing a silent connection, and is no event."""
@@ -22,10 +22,10 @@ HEADERS: Final[Mapping[str, str]] = {
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 
 
-def to_json(value: Mapping[str, Any]) -> bytes:
+def to_json(value: object) -> bytes:
     """Compact UTF-8 JSON. Raises ValueError for NaN and the infinities, which JSON does not have."""
     return _ENCODER.encode(value).encode()
 
 
-def event(value: Mapping[str, Any]) -> bytes:
+def event(value: object) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
