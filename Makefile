@@ -41,7 +41,7 @@ bench: install                     ## throughput, latencies and start of the def
 	$(BIN)/python -m benchmarks.start_time
 
 golden: install                    ## make the reference tokens of tests/golden again, with transformers
-	$(BIN)/python tests/golden/make_reference.py
+	PYTHONPATH=tests $(BIN)/python tests/golden/make_reference.py
 
 clean:
 	rm -rf $(VENV)

@@ -4,6 +4,7 @@ They are the log-softmax of the logits in fp32, of the first tokens of some of t
 """
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +12,15 @@ import torch
 import transformers
 
 from support.golden import LOGPROB_PROMPTS, LOGPROB_TOKENS, LOGPROBS, default_checkpoint, golden
+from support.hugging_face import write_hugging_face
 
 TOP: Final = 5
 
 
 def main() -> None:
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(default_checkpoint(), dtype=torch.float32).eval()
+    with tempfile.TemporaryDirectory() as place:
+        directory = write_hugging_face(default_checkpoint(), Path(place))
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     lines = [f" {json.dumps(name)}: {json.dumps(told(model, name))}" for name in LOGPROB_PROMPTS]
     Path(LOGPROBS).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

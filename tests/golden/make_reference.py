@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,13 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from layered_llm.service.checkpoint import resolve
-from layered_llm.service.gguf_conversion import convert_gguf
-from layered_llm.service.hub import fetch
-from layered_llm.service.settings import Settings, cache_directory
+from layered_llm.service.checkpoint import default_gguf
+from support.hugging_face import write_hugging_face
 
 HELP = """\
 Asks transformers (fp32, greedy, with a KV cache, one prompt at a time) for the answers to a fixed set of prompts, and writes
 them as the reference that the server and the runtime are compared with. The model is the server's own default checkpoint, so
-that the tokenizer and the chat template that were made for it are checked too: prompt ids are those of transformers.
+that the tokenizer and the chat template that are made for it are checked too: prompt ids are those of transformers.
 
 One entry of "prompts":
   name        of the prompt; test ids are made of it
@@ -84,7 +83,13 @@ def cases() -> tuple[Case, ...]:
 
 def main() -> int:
     arguments = parse()
-    directory = arguments.model or resolve(None, cache_directory(Settings()), convert_gguf, fetch).directory
+    if arguments.model is not None:
+        return make(arguments, arguments.model, arguments.model.name)
+    with tempfile.TemporaryDirectory() as place:
+        return make(arguments, write_hugging_face(default_gguf(), Path(place)), default_gguf().name)
+
+
+def make(arguments: argparse.Namespace, directory: Path, name: str) -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=arguments.attention
@@ -94,7 +99,7 @@ def main() -> int:
     progress = tqdm(cases(), desc="prompts", unit="prompt")
     prompts = [answered(case, tokenizer, model, end_ids, arguments.tokens) for case in progress]
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    head = {"model": directory.name, "made_with": f"{versions}, fp32, {arguments.attention} attention"}
+    head = {"model": name, "made_with": f"{versions}, fp32, {arguments.attention} attention"}
     arguments.output.write_text(as_json(head, prompts), encoding="utf-8")
     ties = list(near_ties(prompts))
     sys.stderr.write("".join(f"near-tie: {tie}\n" for tie in ties))

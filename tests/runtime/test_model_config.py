@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from layered_llm.runtime.model_config import (
+    LinearScaling,
     Llama3Scaling,
     ModelConfigError,
     RopeConfig,
@@ -53,6 +54,11 @@ def test_old_and_new_spellings_of_rope_mean_the_same(settings: dict[str, Any]) -
     assert RopeConfig(theta=5e5, scaling=scaling) == parse_model_config(RAW | settings).rope
 
 
+def test_positions_may_be_scaled_down() -> None:
+    settings = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert RopeConfig(theta=3.0, scaling=LinearScaling(factor=2.0)) == parse_model_config(RAW | settings).rope
+
+
 def test_null_rope_scaling_is_none() -> None:
     assert RopeConfig(theta=3.0, scaling=None) == parse_model_config(RAW | {"rope_theta": 3, "rope_scaling": None}).rope
 
@@ -60,7 +66,7 @@ def test_null_rope_scaling_is_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor must be a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),

@@ -11,9 +11,9 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.layers import CausalLm
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
+from support.logits import Recorder, record, replace_model
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
 from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options
@@ -36,34 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Recorder:
-    """Keeps the logits that a device computes."""
-
-    def __init__(self, model: CausalLm) -> None:
-        self._model = model
-        self.logits_seen: list[torch.Tensor] = []
-
-    def hidden(self, *arguments: Any) -> torch.Tensor:
-        return self._model.hidden(*arguments)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._model.logits(hidden)
-        self.logits_seen.append(logits.clone())
-        return logits
-
-
 def open_cpu(directory: Path, **changes: Any) -> TorchDevice:
     return open_torch_device(make_options(directory, **changes), now_us=lambda: 0)
-
-
-def replace_model(device: Any, model: Recorder) -> None:
-    device._model = model
-
-
-def record(device: TorchDevice) -> Recorder:
-    recorder = Recorder(device._model)
-    replace_model(device, recorder)
-    return recorder
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -198,11 +172,14 @@ def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -
         device.execute(step)
 
 
-def test_a_model_too_large_to_load_is_a_device_error_of_one_line(tmp_path: Path) -> None:
+def test_a_config_that_is_not_the_checkpoints_is_a_device_error_of_one_line(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 1 << 50}))
-    with pytest.raises(DeviceError, match=r"^the model cannot be loaded: [^\n]+$"):
+    with pytest.raises(
+        DeviceError,
+        match=r"^tensor \S+gate_proj.weight has shape \[96, 64\], but the config asks for \[1125899906842624, 64\]$",
+    ):
         open_cpu(tmp_path)
 
 

@@ -1,11 +1,19 @@
 import json
+import struct
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from layered_llm.runtime.weights import CheckpointError, CheckpointReader
+from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.safetensors_files import safetensors_of
+from layered_llm.runtime.stored_tensors import CheckpointError
+from layered_llm.runtime.weights import CheckpointReader
+
+FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.F16}
 
 
 def write(directory: Path, **tensors: torch.Tensor) -> Path:
@@ -13,65 +21,114 @@ def write(directory: Path, **tensors: torch.Tensor) -> Path:
     return directory
 
 
-def test_merged_tensors_lie_one_behind_the_other(tmp_path: Path) -> None:
+def open_reader(directory: Path, *, dtype: str = "auto") -> CheckpointReader:
+    return CheckpointReader.of(safetensors_of(directory), dtype=dtype)
+
+
+def test_merged_matrices_lie_one_below_the_other(tmp_path: Path) -> None:
     write(tmp_path, a=torch.arange(6.0).view(2, 3), b=torch.arange(3.0).view(1, 3))
-    reader = CheckpointReader.open(tmp_path, dtype="auto")
-    assert [[0, 1, 2], [3, 4, 5], [0, 1, 2]] == reader.read_merged(["a", "b"], [2, 1], 3).tolist()
+    reader = open_reader(tmp_path)
+    assert [[0, 1, 2], [3, 4, 5], [0, 1, 2]] == reader.matrix(["a", "b"], [2, 1], 3).dequantized().tolist()
     reader.finish()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_precision_becomes_fp32_without_loss(dtype: torch.dtype, tmp_path: Path) -> None:
-    values = torch.randn(64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    write(tmp_path, a=values)
-    read = CheckpointReader.open(tmp_path, dtype="auto").read("a", 64)
-    assert torch.float32 == read.dtype
-    assert torch.equal(values, read.to(dtype))
-    assert torch.equal(values.float(), read)
+def test_merged_vectors_lie_one_behind_the_other(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.arange(2.0), b=torch.arange(3.0, dtype=torch.float16))
+    assert [0, 1, 0, 1, 2] == open_reader(tmp_path).vector(["a", "b"], [2, 3]).tolist()
 
 
-def test_a_named_precision_rounds_the_weights(tmp_path: Path) -> None:
-    write(tmp_path, a=torch.tensor([1.0 + 2**-12]))
-    assert [1.0] == CheckpointReader.open(tmp_path, dtype="bfloat16").read("a", 1).tolist()
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_every_precision_is_read_in_place(dtype: torch.dtype, tmp_path: Path) -> None:
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    matrix = open_reader(write(tmp_path, a=values)).matrix(["a"], [4], 64)
+    assert (FORMATS[dtype], False, False) == (matrix.format, matrix.data.flags.owndata, matrix.data.flags.writeable)
+    assert np.array_equal(values.float().numpy(), matrix.dequantized())
 
 
-def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, a=torch.tensor([1e6]))
-    with pytest.raises(CheckpointError, match="a has values that do not fit float16"):
-        CheckpointReader.open(tmp_path, dtype="float16").read("a", 1)
+def test_parts_of_several_precisions_become_fp32(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.tensor([[1 / 3]]), b=torch.tensor([[0.1]]).to(torch.bfloat16))
+    matrix = open_reader(tmp_path).matrix(["a", "b"], [1, 1], 1)
+    expected = [[np.float32(1 / 3)], [torch.tensor(0.1).to(torch.bfloat16).item()]]
+    assert (WeightFormat.F32, expected) == (matrix.format, matrix.dequantized().tolist())
+
+
+def test_numbers_that_are_expanded_stay_in_the_file(tmp_path: Path) -> None:
+    values = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))  # pages that expanding gives back to the system
+    reader = open_reader(write(tmp_path, a=values))
+    reader.expanded(["a"], [64], 128)[:] = 0
+    assert np.array_equal(values.numpy(), reader.matrix(["a"], [64], 128).dequantized())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("bfloat16", WeightFormat.BF16),
+        ("float16", WeightFormat.F16),
+        ("int8", WeightFormat.Q8_0),
+        ("float32", WeightFormat.F32),
+    ],
+)
+def test_a_named_precision_converts_matrices_but_not_vectors(dtype: str, expected: WeightFormat, tmp_path: Path) -> None:
+    write(tmp_path, a=torch.full((1, 32), 1 / 3), b=torch.tensor([1 / 3]))
+    reader = open_reader(tmp_path, dtype=dtype)
+    assert expected is reader.matrix(["a"], [1], 32).format
+    assert [np.float32(1 / 3)] == reader.vector(["b"], [1]).tolist()
+
+
+def test_a_converted_number_is_the_nearest_one(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.tensor([[1.0 + 2**-12]]))
+    assert [[1.0]] == open_reader(tmp_path, dtype="bfloat16").matrix(["a"], [1], 1).dequantized().tolist()
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 65_520.0), ("float16", -1e6), ("int8", 1e7)])
+def test_values_beyond_the_named_precision_are_refused(dtype: str, value: float, tmp_path: Path) -> None:
+    write(tmp_path, a=torch.full((1, 32), value))
+    with pytest.raises(CheckpointError, match=f"a has values that do not fit {dtype}"):
+        open_reader(tmp_path, dtype=dtype).matrix(["a"], [1], 32)
+
+
+def test_rows_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.ones(2, 48))
+    with pytest.raises(CheckpointError, match="a has rows of 48 numbers, but dtype int8 scales 32 of them together"):
+        open_reader(tmp_path, dtype="int8").matrix(["a"], [2], 48)
 
 
 def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="dtype 'int3' is not supported"):
-        CheckpointReader.open(tmp_path, dtype="int3")
+        open_reader(write(tmp_path, a=torch.ones(1)), dtype="int3")
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
-    write(tmp_path, a=torch.zeros(1))
-    reader = CheckpointReader.open(tmp_path, dtype="auto")
-    reader.read_merged(["b", "a", "c"], [1, 1, 1])
+    reader = open_reader(write(tmp_path, a=torch.zeros(1)))
+    reader.vector(["b", "a", "c"], [1, 1, 1])
     with pytest.raises(CheckpointError, match="lacks b, c"):
         reader.finish()
 
 
 def test_unexpected_tensors_are_named(tmp_path: Path) -> None:
     write(tmp_path, **{"a": torch.zeros(1), "odd": torch.zeros(1), "layers.0.rotary_emb.inv_freq": torch.zeros(1)})
-    reader = CheckpointReader.open(tmp_path, dtype="auto")
-    reader.read("a", 1)
+    reader = open_reader(tmp_path)
+    reader.vector(["a"], [1])
     with pytest.raises(CheckpointError, match=r"does not use: odd$"):
         reader.finish()
 
 
+def test_a_tensor_that_is_skipped_may_be_there(tmp_path: Path) -> None:
+    reader = open_reader(write(tmp_path, a=torch.zeros(1)))
+    reader.skip("a")
+    reader.skip("b")
+    reader.finish()
+
+
 def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, a=torch.zeros(2, 3))
     with pytest.raises(CheckpointError, match=r"a has shape \[2, 3\], but the config asks for \[3, 2\]"):
-        CheckpointReader.open(tmp_path, dtype="auto").read("a", 3, 2)
+        open_reader(write(tmp_path, a=torch.zeros(2, 3))).matrix(["a"], [3], 2)
 
 
-def test_a_tensor_of_integers_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, a=torch.zeros(2, dtype=torch.int8))
-    with pytest.raises(CheckpointError, match="a is int8"):
-        CheckpointReader.open(tmp_path, dtype="auto").read("a", 2)
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.float64, "F64")])
+def test_a_tensor_of_another_type_is_refused(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"a is {name}; supported are float32, bfloat16, float16"):
+        open_reader(write(tmp_path, a=torch.zeros(2, dtype=dtype))).vector(["a"], [2])
 
 
 def test_shards_are_found_by_the_weight_map(tmp_path: Path) -> None:
@@ -79,25 +136,53 @@ def test_shards_are_found_by_the_weight_map(tmp_path: Path) -> None:
     save_file({"b": torch.zeros(1)}, tmp_path / "x-2.safetensors")
     weight_map = {"a": "x-1.safetensors", "b": "x-2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    reader = CheckpointReader.open(tmp_path, dtype="auto")
-    assert [1, 1, 0] == reader.read_merged(["a", "b"], [2, 1]).tolist()
-    assert 12 == reader.parameter_bytes()
+    reader = open_reader(tmp_path)
+    assert [1, 1, 0] == reader.vector(["a", "b"], [2, 1]).tolist()
+    assert (3, "float32") == (reader.parameters(), reader.types)
     reader.finish()
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"gone\.safetensors does not exist"):
-        CheckpointReader.open(tmp_path, dtype="auto")
+        safetensors_of(tmp_path)
 
 
 def test_a_broken_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not an index"):
-        CheckpointReader.open(tmp_path, dtype="auto")
+        safetensors_of(tmp_path)
 
 
-def test_a_broken_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(CheckpointError, match="is not a readable safetensors file"):
-        CheckpointReader.open(tmp_path, dtype="auto")
+def file_of(header: object, data: bytes = bytes(16)) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | changes}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "empty"),
+        (b"\x00" * 20, "Expecting value"),
+        (b"\xff" * 20, "a header of 18446744073709551615 bytes does not fit"),
+        (file_of([]), "no JSON object"),
+        (file_of(entry(data_offsets=[0, 20], shape=[5])), "tensor a ends at byte .*, but the file at .*; it is cut off"),
+        (file_of(entry(shape=[2, 3])), r"tensor a of shape \[2, 3\] and type F32 has 16 bytes"),
+        (file_of(entry(shape=[-2, -2])), r"tensor a has shape \[-2, -2\]"),
+        (file_of(entry(data_offsets=[16, 0])), "tensor a has shape"),
+        (file_of(entry(data_offsets=[0])), "not enough values"),
+        (file_of({"a": {}}), "dtype"),
+        (file_of({"a": 3}), "not subscriptable"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name(content: bytes, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=rf"model\.safetensors is not a readable safetensors file: .*{complaint}"
+    ) as caught:
+        safetensors_of(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -73,7 +73,7 @@ async def test_leaving_an_answer_leaves_nothing_in_the_embedded_engine(settings:
 
 
 async def test_embedded_engine_without_a_model_cannot_open(tmp_path: Path) -> None:
-    with pytest.raises(CannotOpen, match="no such directory"):
+    with pytest.raises(CannotOpen, match="no such file or directory"):
         async with open_embedded_backend(Settings(model=str(tmp_path / "missing"), device="scripted")):
             pass
 

@@ -183,7 +183,7 @@ def test_a_dropped_one_ends_by_itself(model: Path) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(layered_llm.EngineStartFailed, match="there is no such directory"):
+    with pytest.raises(layered_llm.EngineStartFailed, match="there is no such file or directory"):
         LLM(tmp_path / "none", **tiny_settings())
     with pytest.raises(layered_llm.SettingsError, match="num_page is no setting"):
         LLM(num_page=3)

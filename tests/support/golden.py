@@ -9,10 +9,8 @@ from typing import Any, Final
 import attrs
 import tokenizers
 
-from layered_llm.service.checkpoint import resolve
-from layered_llm.service.gguf_conversion import convert_gguf
-from layered_llm.service.hub import fetch
-from layered_llm.service.settings import Settings, cache_directory
+from layered_llm.service.checkpoint import default_gguf
+from layered_llm.text.checkpoint_files import CheckpointFiles
 
 _REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
 
@@ -55,15 +53,14 @@ def golden_logprobs() -> Mapping[str, Sequence[Sequence[tuple[int, float]]]]:
     return {name: [[(token, value) for token, value in row] for row in rows] for name, rows in told.items()}
 
 
-@functools.cache
 def default_checkpoint() -> Path:
-    """The directory of the default model, made where it is not there yet."""
-    return resolve(None, cache_directory(Settings()), convert_gguf, fetch).directory
+    """The default model's GGUF file."""
+    return default_gguf()
 
 
 @functools.cache
 def tokenizer() -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(default_checkpoint() / "tokenizer.json"))
+    return tokenizers.Tokenizer.from_str(CheckpointFiles.of(default_checkpoint()).read("tokenizer.json") or "")
 
 
 def _read(prompt: Mapping[str, Any]) -> Golden:

@@ -11,10 +11,10 @@ def make_script_options(**changes: Any) -> ScriptOptions:
     return ScriptOptions(**(values | changes))
 
 
-def make_options(model_dir: Path, **changes: Any) -> RuntimeOptions:
+def make_options(model: Path, **changes: Any) -> RuntimeOptions:
     values: dict[str, Any] = {
         "device": "cpu",
-        "model_dir": model_dir,
+        "model": model,
         "dtype": "auto",
         "num_pages": 64,
         "page_size_tokens": 4,

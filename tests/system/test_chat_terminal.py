@@ -193,4 +193,4 @@ def test_model_that_is_none_ends_the_chat(tmp_path: Path) -> None:
     done = piped(tmp_path / "missing", "Hi\n", *ENGINE)
 
     assert ("", 1) == (done.stdout, done.returncode)
-    assert "there is no such directory" in done.stderr
+    assert "there is no such file or directory" in done.stderr

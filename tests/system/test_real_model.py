@@ -1,4 +1,5 @@
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -8,11 +9,11 @@ import trio
 
 from layered_llm.client import AsyncChatClient
 from support.golden import Golden, default_checkpoint, golden, goldens, tokenizer
+from support.hugging_face import write_hugging_face
 from support.server import Server, python_server
 
 MODEL = "SmolLM2-135M-Instruct"
 START_S = 120.0
-"""The first start on a machine converts the model."""
 GREEDY = {"temperature": 0, "max_tokens": 64}
 LIVE_PROMPTS = ("My favourite season is", "def fibonacci(n):\n")
 LIVE_TOKENS = 16
@@ -124,10 +125,10 @@ async def test_clients_that_leave_free_their_pages_and_disturb_nobody(server: Se
     assert expected_answer(golden("code")) == await ask_streaming(server, golden("code"))
 
 
-async def test_prompts_outside_the_reference_get_the_tokens_of_transformers_too(server: Server) -> None:
+async def test_prompts_outside_the_reference_get_the_tokens_of_transformers_too(server: Server, tmp_path: Path) -> None:
     import transformers
 
-    directory = default_checkpoint()
+    directory = write_hugging_face(default_checkpoint(), tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32")
     encoder = transformers.AutoTokenizer.from_pretrained(directory)
     for prompt in LIVE_PROMPTS:

@@ -171,7 +171,7 @@ def test_a_missing_model_directory_is_named_and_ends_the_start(tmp_path: Path) -
     missing = tmp_path / "nowhere"
     with failing_server(scripted(missing)) as server:
         assert 1 == server.process.wait(30)
-        assert f"--model {missing}: there is no such directory" in server.log
+        assert f"--model {missing}: there is no such file or directory" in server.log
         assert "Traceback" not in server.log
 
 

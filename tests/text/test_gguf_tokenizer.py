@@ -12,7 +12,8 @@ import transformers
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.decode_tables import byte_alphabet
-from layered_llm.text.gguf_tokenizer import UnsupportedGguf, tokenizer_files
+from layered_llm.text.gguf_pretokenizers import UnsupportedGguf
+from layered_llm.text.gguf_tokenizer import tokenizer_files
 from layered_llm.text.tokenizer import Tokenizer
 
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "12", "he", "Ġa", "<tool>"]
@@ -87,7 +88,8 @@ def test_a_file_without_template_and_special_ids_gives_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": "llama"}, "has no tokenizer.ggml.scores"),
         ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
         ({"pre": None}, "has no tokenizer.ggml.pre"),
         ({"merges": None}, "has no tokenizer.ggml.merges"),

@@ -6,6 +6,7 @@ A step's tokens are rows of one matrix [tokens, hidden], without padding and wit
 """
 
 import math
+from typing import assert_never
 
 import attrs
 import torch
@@ -14,7 +15,7 @@ from torch.nn.functional import rms_norm, silu
 from layered_llm.runtime.attention import AttentionPlan, attend
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.linear import Linear
-from layered_llm.runtime.model_config import Llama3Scaling, RopeConfig
+from layered_llm.runtime.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, RopeScaling
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -139,7 +140,19 @@ class CausalLm:
         return self.head(self.norm(hidden))
 
 
-def _stretched(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+def _stretched(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    match scaling:
+        case Llama3Scaling():
+            return _stretched_by_wavelength(frequencies, scaling)
+        case LinearScaling(factor=factor):
+            return frequencies / factor
+        case FrequencyFactors(factors=factors):
+            return frequencies / torch.tensor(factors, dtype=torch.float32)
+        case _:
+            assert_never(scaling)
+
+
+def _stretched_by_wavelength(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Long wavelengths grow by `factor`, short ones stay, and those between are interpolated."""
     turns = scaling.original_context_tokens * frequencies / (2 * math.pi)
     share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

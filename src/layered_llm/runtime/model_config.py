@@ -35,11 +35,29 @@ class Llama3Scaling:
 
 
 @attrs.frozen(kw_only=True)
+class LinearScaling:
+    """All positions divided by `factor` (Chen et al., Extending Context Window via Positional Interpolation, 2023)."""
+
+    factor: float
+
+
+@attrs.frozen(kw_only=True)
+class FrequencyFactors:
+    """Each frequency divided by a number of its own, as a GGUF file has them for what Llama3Scaling stretches."""
+
+    factors: tuple[float, ...]
+    """One for each pair of a head."""
+
+
+RopeScaling = Llama3Scaling | LinearScaling | FrequencyFactors
+
+
+@attrs.frozen(kw_only=True)
 class RopeConfig:
     """Rotary position embedding over the whole head (Su et al., RoFormer, 2021)."""
 
     theta: float
-    scaling: Llama3Scaling | None
+    scaling: RopeScaling | None
 
 
 @attrs.frozen(kw_only=True)
@@ -157,13 +175,16 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     rotary_factor = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if rotary_factor != 1.0:
         raise ModelConfigError(f"partial_rotary_factor={rotary_factor!r} is not supported, only 1.0")
+    scaling: RopeScaling | None
     match parameters.get("rope_type", parameters.get("type", "default")):
         case "default":
             scaling = None
+        case "linear":
+            scaling = LinearScaling(factor=_number(parameters, "factor"))
         case "llama3":
             scaling = _llama3_scaling(parameters)
         case other:
-            raise ModelConfigError(f"rope_type={other!r} is not supported, only 'default' and 'llama3'")
+            raise ModelConfigError(f"rope_type={other!r} is not supported, only 'default', 'linear' and 'llama3'")
     return RopeConfig(theta=_number({"rope_theta": theta}, "rope_theta"), scaling=scaling)
 
 

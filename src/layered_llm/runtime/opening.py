@@ -9,7 +9,8 @@ from typing import Final, assert_never
 
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.device import Device, DeviceError
-from layered_llm.runtime.model_config import CONFIG_FILE, read_config_json, read_size
+from layered_llm.runtime.model_config import read_size
+from layered_llm.runtime.model_files import read_raw_config
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.runtime.pool_size import size_pool
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
@@ -54,7 +55,7 @@ def _open_scripted(options: RuntimeOptions, *, now_us: Callable[[], int], wait: 
 
 
 def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
-    raw = read_config_json(options.model_dir) if (options.model_dir / CONFIG_FILE).exists() else {}
+    raw = read_raw_config(options.model)
     context = read_size(raw, "max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
     pool = size_pool(
         num_pages=options.num_pages,

@@ -26,9 +26,10 @@ class RuntimeOptions:
     """Everything that decides what a device is."""
 
     device: Literal["cpu", "scripted"]
-    model_dir: Path
+    model: Path
+    """A Hugging Face directory or a GGUF file."""
     dtype: str
-    """auto, float32, bfloat16 or float16: the precision of the weights. On the CPU activations and sums are always fp32."""
+    """auto, float32, bfloat16, float16 or int8: the precision of the weights. Activations and sums are fp32 on the CPU."""
     num_pages: int | None
     """None: four full contexts, or what half of the free memory holds."""
     page_size_tokens: int

@@ -13,7 +13,8 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache, page_bytes
 from layered_llm.runtime.memory import available_bytes
-from layered_llm.runtime.model_config import ModelConfig, parse_model_config, read_config_json
+from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
 from layered_llm.runtime.pool_size import PoolSize, size_pool
@@ -21,6 +22,7 @@ from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.weights import CheckpointReader
 
 _LOG: Final = logging.getLogger(__name__)
+_FP32_BYTES: Final = 4
 
 
 def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> TorchDevice:
@@ -34,15 +36,16 @@ def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> 
 
 
 def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
-    config = parse_model_config(read_config_json(options.model_dir))
+    files = read_model(options.model)
+    config = files.config
     build = builder_of(config.architecture)
-    reader = CheckpointReader.open(options.model_dir, dtype=options.dtype)
-    pool = _size_pool(options, config, reader.parameter_bytes() + _head_copy_bytes(config))
+    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype)
+    pool = _size_pool(options, config, _FP32_BYTES * reader.parameters() + _head_copy_bytes(config))
     model = build(config, reader)
     reader.finish()
     _LOG.info(
         "%s on the CPU: weights %s, computed in float32 with %d threads; KV pool of %d pages of %d tokens",
-        *(config.architecture, reader.dtypes, torch.get_num_threads(), pool.pages, options.page_size_tokens),
+        *(config.architecture, reader.types, torch.get_num_threads(), pool.pages, options.page_size_tokens),
     )
     return TorchDevice(
         model=model,
@@ -60,7 +63,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
 
 def _head_copy_bytes(config: ModelConfig) -> int:
     """A head that is tied to the embedding is packed beside it."""
-    return 4 * config.vocabulary_size * config.hidden_size if config.tied_head else 0
+    return _FP32_BYTES * config.vocabulary_size * config.hidden_size if config.tied_head else 0
 
 
 def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int) -> PoolSize:

@@ -1,148 +1,143 @@
-"""Reading a checkpoint's tensors: safetensors, in one file or sharded by the index's weight_map.
+"""Hands out a checkpoint's tensors in the precision that is asked for, and keeps count of them.
 
-Must not know: model families, devices other than the CPU's memory, what a tensor is for.
+Must not know: file formats, model families, torch, what a tensor is for.
 
-Files are mapped, and each tensor is copied once, into its place in the parameter that the caller gets. A parameter is always
-fp32: every fp32, bf16 and fp16 value is an fp32 value, so up-converting a 16-bit checkpoint changes nothing.
+Weights stay what the file says: where nothing has to be merged or converted a matrix is a view of the mapped file. Only what is
+asked for is lossy: `dtype` other than "auto" re-encodes every matrix. Vectors (norms, biases) are fp32 always, which is exact.
 """
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import attrs
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
 
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded, merged
+from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 _NAMES_SHOWN: Final = 8
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPE_NAMES: Final = ("auto", *_DTYPES)
-
-
-class CheckpointError(DeviceError):
-    """The checkpoint is missing, broken, or not that of the configured model."""
+_DTYPES: Final[Mapping[str, WeightFormat | None]] = MappingProxyType(
+    {
+        "auto": None,
+        "float32": WeightFormat.F32,
+        "bfloat16": WeightFormat.BF16,
+        "float16": WeightFormat.F16,
+        "int8": WeightFormat.Q8_0,
+    }
+)
+DTYPE_NAMES: Final = tuple(_DTYPES)
+_BEYOND_FP16: Final = 65_520.0
+"""Numbers from here on become infinite in fp16."""
+_BEYOND: Final = MappingProxyType({WeightFormat.F16: _BEYOND_FP16, WeightFormat.Q8_0: 127 * _BEYOND_FP16})
 
 
 @attrs.define
 class CheckpointReader:
-    """Hands out a checkpoint's tensors by their names in the file, and keeps count of them.
+    """Gives each tensor once. What the checkpoint lacks is noted, and told by `finish`."""
 
-    `dtype` "auto" keeps the checkpoint's values; a name of a precision rounds them to it first, which is lossy where the
-    checkpoint's is higher. The precision of computation is fp32 either way.
-    """
-
-    _files: dict[str, Any]
-    """The open file of each tensor."""
-    _rounding: torch.dtype | None
+    _tensors: Mapping[str, StoredTensor]
+    _format: WeightFormat | None
+    """None: each tensor's own."""
     _taken: set[str] = attrs.Factory(set)
     _missing: list[str] = attrs.Factory(list)
-    _dtypes: set[str] = attrs.Factory(set)
 
     @classmethod
-    def open(cls, model_dir: Path, *, dtype: str) -> "CheckpointReader":
-        """Raises CheckpointError where `model_dir` holds no readable safetensors checkpoint or `dtype` has no such name."""
-        if dtype not in DTYPE_NAMES:
+    def of(cls, tensors: Mapping[str, StoredTensor], *, dtype: str) -> "CheckpointReader":
+        """Raises CheckpointError where `dtype` has no such name."""
+        if dtype not in _DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPE_NAMES)}")
-        files: dict[str, Any] = {}
-        for path in _checkpoint_files(model_dir):
-            opened = _open_file(path)
-            files |= dict.fromkeys(opened.keys(), opened)
-        return cls(files, _DTYPES.get(dtype))
+        return cls(tensors, _DTYPES[dtype])
 
     @property
-    def dtypes(self) -> str:
-        """Precisions of the tensors taken so far, as safetensors names them."""
-        return "+".join(sorted(self._dtypes))
+    def types(self) -> str:
+        """Types of the tensors taken so far, as their files name them, and what they were converted to."""
+        own = "+".join(sorted({self._tensors[name].type_name for name in self._taken}))
+        return own if self._format is None else f"{own} as {self._format.label}"
 
-    def parameter_bytes(self) -> int:
-        """What all tensors of the checkpoint take as fp32."""
-        return sum(4 * _elements(file.get_slice(name).get_shape()) for name, file in self._files.items())
+    def parameters(self) -> int:
+        """How many numbers the checkpoint has."""
+        return sum(math.prod(tensor.shape) for tensor in self._tensors.values())
 
-    def read(self, name: str, *shape: int) -> torch.Tensor:
-        """The fp32 tensor `name`, which must have this shape."""
-        return self.read_merged([name], [shape[0]], *shape[1:])
+    def vector(self, names: Sequence[str], lengths: Sequence[int]) -> Float32s:
+        """The vectors `names`, the k-th of lengths[k], one behind the other: fp32 [sum(lengths)].
 
-    def read_merged(self, names: Sequence[str], lengths: Sequence[int], *rest: int) -> torch.Tensor:
-        """The tensors `names`, the k-th of shape [lengths[k], *rest], one behind the other: fp32 [sum(lengths), *rest].
-
-        What the checkpoint lacks is noted for `finish`. Raises CheckpointError for another shape.
+        Raises CheckpointError for another shape.
         """
-        merged = torch.empty((sum(lengths), *rest), dtype=torch.float32)
-        parts = merged.split(list(lengths))
-        for name, part in zip(names, parts, strict=True):
-            if name in self._files:
-                self._copy(name, part)
-            else:
-                self._missing.append(name)
-        return merged
+        return np.concatenate([part.dequantized()[0] for part in self._parts(names, [(length,) for length in lengths])])
+
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightMatrix:
+        """The matrices `names`, the k-th of shape [rows[k], columns], one below the other: in the file's own format, or in that
+        of `dtype`; parts of several formats as fp32.
+
+        Raises CheckpointError for another shape, and for numbers that the asked-for format cannot hold.
+        """
+        parts = list(self._parts(names, [(count, columns) for count in rows]))
+        if self._format is not None:
+            parts = [self._converted(name, part, self._format) for name, part in zip(names, parts, strict=True)]
+        elif len({part.format for part in parts}) > 1:
+            parts = [encoded(part.dequantized(), WeightFormat.F32) for part in parts]
+        whole = merged(parts)
+        if whole is not parts[0] or self._format is not None:
+            self._forget(names)
+        return whole
+
+    def expanded(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Float32s:
+        """`matrix` as fp32 [sum(rows), columns] in memory of its own."""
+        numbers = self.matrix(names, rows, columns).dequantized()
+        self._forget(names)
+        return numbers
 
     def skip(self, name: str) -> None:
         """`name` may be in the checkpoint but is not needed."""
-        self._taken.add(name)
+        if name in self._tensors:
+            self._taken.add(name)
 
     def finish(self) -> None:
-        """Closes the files. Raises CheckpointError where tensors were missing, or are in the file and nobody asked for them."""
-        unexpected = sorted(name for name in self._files.keys() - self._taken if not name.endswith(".rotary_emb.inv_freq"))
-        self._files.clear()
+        """Raises CheckpointError where tensors were missing, or are in the file and nobody asked for them."""
+        left = sorted(name for name in self._tensors.keys() - self._taken if not name.endswith(".rotary_emb.inv_freq"))
         if self._missing:
             raise CheckpointError(f"the checkpoint lacks {_listed(self._missing)}")
-        if unexpected:
-            raise CheckpointError(f"the checkpoint has tensors that the configured model does not use: {_listed(unexpected)}")
+        if left:
+            raise CheckpointError(f"the checkpoint has tensors that the configured model does not use: {_listed(left)}")
 
-    def _copy(self, name: str, destination: torch.Tensor) -> None:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        if tensor.shape != destination.shape:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(destination.shape)}"
-            )
-        if tensor.dtype not in _DTYPES.values():
-            raise CheckpointError(f"tensor {name} is {_dtype_name(tensor)}; supported are {', '.join(_DTYPES)}")
+    def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Iterator[WeightMatrix]:
+        for name, shape in zip(names, shapes, strict=True):
+            if name in self._tensors:
+                yield self._read(name, shape)
+            else:
+                self._missing.append(name)
+                yield encoded(np.zeros((math.prod(shape[:-1]), shape[-1]), np.float32), WeightFormat.F32)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> WeightMatrix:
+        tensor = self._tensors[name]
+        if tensor.shape != shape:
+            raise CheckpointError(f"tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}")
         self._taken.add(name)
-        self._dtypes.add(_dtype_name(tensor))
-        destination.copy_(tensor if self._rounding is None else self._rounded(name, tensor, self._rounding))
+        return tensor.read()
 
-    def _rounded(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        rounded = tensor.to(dtype)
-        if dtype == torch.float16 and not rounded.isfinite().all():
-            raise CheckpointError(f"tensor {name} has values that do not fit float16")
-        return rounded
+    def _converted(self, name: str, matrix: WeightMatrix, weight_format: WeightFormat) -> WeightMatrix:
+        if matrix.format is weight_format:
+            return matrix
+        if matrix.columns % weight_format.block_columns:
+            raise CheckpointError(
+                f"tensor {name} has rows of {matrix.columns} numbers, but dtype {self._dtype_name()} scales "
+                f"{weight_format.block_columns} of them together"
+            )
+        values = matrix.dequantized()
+        if max(values.max(), -values.min()) >= _BEYOND.get(weight_format, math.inf):
+            raise CheckpointError(f"tensor {name} has values that do not fit {self._dtype_name()}")
+        return encoded(values, weight_format)
 
+    def _dtype_name(self) -> str:
+        return next(name for name, weight_format in _DTYPES.items() if weight_format is self._format)
 
-def _checkpoint_files(model_dir: Path) -> list[Path]:
-    index_path = model_dir / INDEX_FILE
-    if not index_path.exists():
-        return [model_dir / SINGLE_FILE]
-    try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        return [model_dir / name for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index_path} is not an index of safetensors files: {error!r}") from error
-
-
-def _open_file(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def _elements(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    def _forget(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self._tensors:
+                self._tensors[name].forget()
 
 
 def _listed(names: Sequence[str]) -> str:

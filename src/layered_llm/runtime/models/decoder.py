@@ -4,6 +4,7 @@ Must not know: family names, devices, steps.
 """
 
 import attrs
+import torch
 
 from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm, RotaryEmbedding, SelfAttention
 from layered_llm.runtime.linear import Linear
@@ -24,18 +25,18 @@ class Variant:
 
 def build_decoder(config: ModelConfig, reader: CheckpointReader, variant: Variant) -> CausalLm:
     """Reads the whole model. Raises CheckpointError for a tensor of another shape; missing ones are `reader.finish`'s."""
-    embedding = reader.read("model.embed_tokens.weight", config.vocabulary_size, config.hidden_size)
+    embedding = reader.expanded(["model.embed_tokens.weight"], [config.vocabulary_size], config.hidden_size)
     if config.tied_head:
         reader.skip("lm_head.weight")
         head = embedding
     else:
-        head = reader.read("lm_head.weight", config.vocabulary_size, config.hidden_size)
+        head = reader.expanded(["lm_head.weight"], [config.vocabulary_size], config.hidden_size)
     return CausalLm(
-        embedding=embedding,
+        embedding=torch.from_numpy(embedding),
         rotary=RotaryEmbedding.build(config.rope, config.head_dim),
         layers=tuple(_layer(config, reader, variant, layer) for layer in range(config.layers)),
         norm=_norm(config, reader, "model.norm", config.hidden_size),
-        head=Linear.build(head, None),
+        head=Linear.build(torch.from_numpy(head), None),
     )
 
 
@@ -74,10 +75,10 @@ def _mlp(config: ModelConfig, reader: CheckpointReader, variant: Variant, prefix
 
 
 def _linear(reader: CheckpointReader, names: list[str], outputs: list[int], inputs: int, *, has_bias: bool) -> Linear:
-    weight = reader.read_merged([f"{name}.weight" for name in names], outputs, inputs)
-    bias = reader.read_merged([f"{name}.bias" for name in names], outputs) if has_bias else None
+    weight = torch.from_numpy(reader.expanded([f"{name}.weight" for name in names], outputs, inputs))
+    bias = torch.from_numpy(reader.vector([f"{name}.bias" for name in names], outputs)) if has_bias else None
     return Linear.build(weight, bias)
 
 
 def _norm(config: ModelConfig, reader: CheckpointReader, name: str, size: int) -> RmsNorm:
-    return RmsNorm(weight=reader.read(f"{name}.weight", size), eps=config.norm_eps)
+    return RmsNorm(weight=torch.from_numpy(reader.vector([f"{name}.weight"], [size])), eps=config.norm_eps)

@@ -1,0 +1,1 @@
+"""Files that more than one package reads a part of."""

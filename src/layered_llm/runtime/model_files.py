@@ -1,0 +1,40 @@
+"""A model on disk, whatever its format: its configuration, and its weights by their Hugging Face names.
+
+Must not know: torch, what becomes of the weights.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from layered_llm.runtime.gguf_model import GgufModel
+from layered_llm.runtime.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_config_json
+from layered_llm.runtime.safetensors_files import safetensors_of
+from layered_llm.runtime.stored_tensors import StoredTensor
+
+
+@attrs.frozen
+class ModelFiles:
+    """What was found."""
+
+    config: ModelConfig
+    tensors: Callable[[], Mapping[str, StoredTensor]]
+    """Opens the weights, which are not read yet. Raises CheckpointError."""
+
+
+def read_model(model: Path) -> ModelFiles:
+    """Of a GGUF file or a Hugging Face directory. Raises CheckpointError and ModelConfigError, each of one line."""
+    if model.is_dir():
+        return ModelFiles(parse_model_config(read_config_json(model)), partial(safetensors_of, model))
+    file = GgufModel.open(model)
+    return ModelFiles(file.config(), file.tensors)
+
+
+def read_raw_config(model: Path) -> Mapping[str, Any]:
+    """What config.json says, or would say; empty for a directory without one. Raises as `read_model`."""
+    if not model.is_dir():
+        return GgufModel.open(model).config_json()
+    return read_config_json(model) if (model / CONFIG_FILE).exists() else {}

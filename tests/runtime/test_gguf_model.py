@@ -1,0 +1,187 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.gguf_model import GgufModel
+from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.stored_tensors import CheckpointError
+from layered_llm.runtime.torch_opening import open_torch_device
+from support.gguf_models import random_model, write_gguf
+from support.logits import answer
+from support.runtime_checkpoints import LLAMA3_ROPE, reference_logits
+from support.runtime_options import make_options
+
+PROMPT = [5, 9, 100, 3, 77, 64, 1, 120, 33, 33, 2, 90]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "llama-no-groups": {"num_key_value_heads": 4},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-head-80": {"head_dim": 80},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "qwen3-tied": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+}
+BLOCKS_OF_32 = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1]
+
+
+def make(path: Path, family: str = "llama", kind: Type = Type.F32, **changes: Any) -> Any:
+    settings = dict(FAMILIES[family])
+    model = random_model(settings.pop("model_type", "llama"), **settings)
+    write_gguf(path, model, kind, **changes)
+    return model
+
+
+def assert_same_logits(path: Path, model: Any, **options: Any) -> None:
+    device = open_torch_device(make_options(path, **options), now_us=lambda: 0)
+    output, logits = answer(device, PROMPT, 6)
+    expected = reference_logits(model, PROMPT + output[:-1])[len(PROMPT) - 1 :]
+    assert 1e-4 > (expected - logits).abs().max().item()
+    assert expected.argmax(dim=-1).tolist() == output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make(tmp_path / "m.gguf", family, Type.Q4_1)
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize("kind", BLOCKS_OF_32, ids=lambda kind: kind.name)
+def test_logits_of_every_type_are_those_of_its_own_numbers(kind: Type, tmp_path: Path) -> None:
+    model = make(tmp_path / "m.gguf", "llama", kind)
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+def test_matrices_of_several_types_may_be_merged(tmp_path: Path) -> None:
+    kinds = {"blk.0.attn_v.weight": Type.Q8_0, "blk.1.ffn_up.weight": Type.F16}
+    model = make(tmp_path / "m.gguf", "qwen3", Type.Q4_0, kinds=kinds)
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+def test_k_quants_are_expanded_with_a_word_about_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = random_model("llama", hidden_size=256, intermediate_size=256, initializer_range=0.1)
+    rng = np.random.default_rng(0)
+    # the library reads these blocks but does not make them: random ones with small scales
+    blocks = rng.integers(0, 256, size=(256, 144), dtype=np.uint8)
+    blocks[:, :4] = np.full((256, 2), 1e-3, np.float16).view(np.uint8)
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model, Type.F32, raw={"blk.0.ffn_down.weight": (blocks, Type.Q4_K)})
+    with caplog.at_level(logging.INFO):
+        assert_same_logits(path, model)
+    assert "m.gguf: Q4_K is expanded to fp32" in caplog.text
+
+
+def test_what_can_be_used_in_place_is_a_view_of_the_file(tmp_path: Path) -> None:
+    make(tmp_path / "m.gguf", "qwen2", Type.Q4_1)
+    tensors = GgufModel.open(tmp_path / "m.gguf").tensors()
+    matrix = tensors["model.layers.0.mlp.down_proj.weight"].read()
+    assert (WeightFormat.Q4_1, False, False) == (matrix.format, matrix.data.flags.owndata, matrix.data.flags.writeable)
+    assert matrix.data.ctypes.data == tensors["model.layers.0.mlp.down_proj.weight"].read().data.ctypes.data
+
+
+def test_config_json_says_what_the_metadata_say(tmp_path: Path) -> None:
+    make(tmp_path / "m.gguf", "llama-tied", metadata={"context_length": 77})
+    config = GgufModel.open(tmp_path / "m.gguf").config_json()
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 77,
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": True,
+    }
+    assert expected == {name: config[name] for name in expected}
+
+
+def test_frequency_factors_are_what_llama_3_stretches_with(tmp_path: Path) -> None:
+    model = random_model("llama", rope_parameters=LLAMA3_ROPE)
+    plain = 1.0 / 10_000.0 ** (torch.arange(0, 16, 2) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy().astype(np.float32)
+    write_gguf(tmp_path / "m.gguf", model, Type.F32, tensors={"rope_freqs.weight": factors})
+    assert factors.max() > 2
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+def test_positions_may_be_scaled_down(tmp_path: Path) -> None:
+    scaled = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    model = random_model("llama", rope_parameters=scaled)
+    write_gguf(tmp_path / "m.gguf", model, Type.F32, metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling 'yarn' is not supported"),
+        ({"metadata": {"rope.dimension_count": 8}}, "partial_rotary_factor=0.5 is not supported"),
+        ({"metadata": {"attention.sliding_window": 8}}, "sliding_window=8 below"),
+        ({"metadata": {"attention.head_count": "many"}}, r"llama\.attention\.head_count must be one int, but is many"),
+        ({"metadata": {"attention.head_count": 3}}, r"attn_q\.weight has 64 rows, which are no 3 heads|no multiple of"),
+        ({"tensors": {"blk.0.ffn_gate_exps.weight": np.ones((4, 32), np.float32)}}, r"not supported.*: blk\.0\.ffn_gate_exps"),
+        (
+            {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},
+            r"rope_freqs\.weight has 3 numbers, but half a head has 8",
+        ),
+    ],
+)
+def test_what_cannot_be_executed_exactly_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make(tmp_path / "m.gguf", **changes)
+    with pytest.raises(DeviceError, match=message) as caught:
+        open_torch_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
+    assert "\n" not in str(caught.value)
+
+
+def write_fields(path: Path, architecture: str, **fields: int) -> None:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in fields.items():
+        writer.add_uint16(key.replace("__", "."), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_another_architecture_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
+    write_fields(tmp_path / "m.gguf", "phi3")
+    with pytest.raises(CheckpointError, match="architecture 'phi3' is not supported in a GGUF file, only llama, qwen2, qwen3"):
+        GgufModel.open(tmp_path / "m.gguf")
+
+
+def test_a_part_of_a_split_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    write_fields(tmp_path / "m.gguf", "llama", split__count=3)
+    with pytest.raises(CheckpointError, match="one of 3 parts of a model: join them"):
+        GgufModel.open(tmp_path / "m.gguf")
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    write_fields(tmp_path / "m.gguf", "llama", llama__embedding_length=4, llama__attention__head_count=1)
+    with pytest.raises(CheckpointError, match=r"lacks the tensor token_embd\.weight"):
+        GgufModel.open(tmp_path / "m.gguf").config()
+
+
+def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"m\.gguf is not a readable GGUF file"):
+        GgufModel.open(tmp_path / "m.gguf")
+
+
+def test_a_file_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "m.gguf", metadata={"block_count": 3})
+    with pytest.raises(DeviceError, match=r"the checkpoint lacks model\.layers\.2\.input_layernorm\.weight"):
+        open_torch_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
+
+
+def test_the_scripted_device_takes_its_limits_from_a_gguf_file_too(tmp_path: Path) -> None:
+    from layered_llm.runtime.opening import open_device
+
+    make(tmp_path / "m.gguf")
+    limits = open_device(make_options(tmp_path / "m.gguf", device="scripted"), now_us=lambda: 0).limits
+    assert (256, 128) == (limits.context_tokens, limits.vocabulary_size)

@@ -1,0 +1,43 @@
+"""The logits behind the tokens that a CPU device samples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.torch_device import TorchDevice
+from support.runtime_driver import generate
+
+
+class Recorder:
+    """Keeps the logits that a device computes."""
+
+    def __init__(self, model: CausalLm) -> None:
+        self._model = model
+        self.logits_seen: list[torch.Tensor] = []
+
+    def hidden(self, *arguments: Any) -> torch.Tensor:
+        return self._model.hidden(*arguments)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._model.logits(hidden)
+        self.logits_seen.append(logits.clone())
+        return logits
+
+
+def replace_model(device: Any, model: Recorder) -> None:
+    device._model = model
+
+
+def record(device: TorchDevice) -> Recorder:
+    recorder = Recorder(device._model)
+    replace_model(device, recorder)
+    return recorder
+
+
+def answer(device: TorchDevice, prompt: Sequence[int], output_tokens: int) -> tuple[list[int], torch.Tensor]:
+    """A greedy answer, and the logits [output_tokens, vocabulary] of its tokens."""
+    recorder = record(device)
+    (output,) = generate(device, [list(prompt)], output_tokens=output_tokens)
+    return output, torch.cat(recorder.logits_seen)
