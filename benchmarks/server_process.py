@@ -1,13 +1,14 @@
 """A server in a process of its own, for measurements."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -19,11 +20,16 @@ STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 
 
+class ServerError(Exception):
+    """It ended, or was not ready in time; all that it wrote."""
+
+
 @attrs.frozen(kw_only=True)
 class ReadyServer:
-    """A server whose /health has said 200."""
+    """A server that has said 200."""
 
     url: str
+    pid: int
     start_s: float
     """From the start of its process to that answer."""
 
@@ -33,23 +39,31 @@ def local_server(*flags: str) -> Iterator[ReadyServer]:
     """Starts `python -m layered_llm` with this process's environment and `flags`, and ends it. Exits with its output when it
     fails.
     """
+    port = free_port()
+    command = [sys.executable, "-m", "layered_llm", "--port", str(port), *flags]
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(server(command, f"http://127.0.0.1:{port}", os.environ))
+        except ServerError as error:
+            raise SystemExit(f"the server did not start:\n{error}") from None
+
+
+@contextlib.contextmanager
+def server(
+    command: Sequence[str], url: str, environment: Mapping[str, str], ready_path: str = "/health"
+) -> Iterator[ReadyServer]:
+    """Starts any server and waits until `ready_path` says 200; ends it behind the block. Raises ServerError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends a measurement early wants the server gone too
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as output, httpx.Client(timeout=START_TIMEOUT_S) as client:
             started_s = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, "-m", "layered_llm", "--port", str(port), *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment), start_new_session=True
             )
             try:
-                _wait_ready(process, client, url, log)
-                yield ReadyServer(url=url, start_s=time.perf_counter() - started_s)
+                _wait_ready(process, client, url + ready_path, log)
+                yield ReadyServer(url=url, pid=process.pid, start_s=time.perf_counter() - started_s)
             finally:
                 _end(process)
 
@@ -58,13 +72,13 @@ def _wait_ready(process: "subprocess.Popen[bytes]", client: httpx.Client, url: s
     give_up_s = time.perf_counter() + START_TIMEOUT_S
     while not _is_ready(client, url):
         if process.poll() is not None or time.perf_counter() > give_up_s:
-            raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')}")
+            raise ServerError(log.read_text(errors="replace"))
         time.sleep(POLL_S)
 
 
 def _is_ready(client: httpx.Client, url: str) -> bool:
     try:
-        return client.get(f"{url}/health").status_code == httpx.codes.OK
+        return client.get(url).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 
@@ -78,7 +92,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port
