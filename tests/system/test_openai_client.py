@@ -287,3 +287,21 @@ def test_the_server_tells_what_it_is(echo_server: Server) -> None:
     assert ("ready", "scripted", CONTEXT_TOKENS) == (info["status"], info["settings"]["device"], info["max_model_len"])
     assert 0 < info["internal_states"][0]["pages_total"]
     assert info["model_path"] == echo_server.get("/get_model_info").json()["tokenizer_path"]
+
+
+def test_sglangs_endpoint_says_what_completions_say(echo: openai.OpenAI, echo_server: Server) -> None:
+    sampling = {"max_new_tokens": 5, "temperature": 0}
+    completed = echo.completions.create(model=SERVED_NAME, prompt="abc", max_tokens=5, temperature=0)
+    whole = echo_server.post("/generate", {"text": "abc", "sampling_params": sampling}).json()
+    *pieces, last = events(echo_server.post("/generate", {"text": "abc", "sampling_params": sampling, "stream": True}))
+
+    assert completed.choices[0].text == whole["text"] == last["text"]
+    assert {"type": "length", "length": 5} == whole["meta_info"]["finish_reason"] == last["meta_info"]["finish_reason"]
+    assert all(whole["text"].startswith(piece["text"]) for piece in pieces)
+    assert {"prompt": whole["text"]} == echo_server.post("/detokenize", {"tokens": whole["output_ids"]}).json()
+
+
+def test_mini_sglangs_body_is_streamed_as_json_events(echo_server: Server) -> None:
+    *_, last = events(echo_server.post("/generate", {"prompt": "a\nb", "max_tokens": 3, "ignore_eos": True}))
+
+    assert ("a\nb", 3) == (last["text"], last["meta_info"]["completion_tokens"])

@@ -12,9 +12,10 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.native.generate_body import SAMPLING_SCHEMA, parse_generate
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
-from layered_llm.transport.http.openapi.bodies import chat_body, completion_body, detokenize_body, tokenize_body
+from layered_llm.transport.http.openapi.bodies import chat_body, completion_body, detokenize_body, generate_body, tokenize_body
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
 from support.http_engine import READY, FakeEngine, answering, ended, telling, text_delta
 
@@ -41,6 +42,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x", "return_token_strs": True},
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
+    "/generate": {"text": ["x"], "return_logprob": True},
     "/chat/completions": {"messages": MESSAGES, "model": "other"},
 }
 Parse = Callable[[bytes], object]
@@ -61,6 +63,18 @@ def check_answer(document: Any, path: str, method: str, exchange: Exchange) -> N
     response = document["paths"][path][method.lower()]["responses"][str(exchange.status)]
     schema = response["content"][exchange.headers["content-type"]]["schema"]
     jsonschema.validate(exchange.json(), {**schema, "components": document["components"]})
+
+
+def companions(base: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a member is only allowed with."""
+    if not base:
+        return {} if name in ("text", "input_ids", "prompt") else {"text": "x"}
+    return COMPANIONS.get(name, {})
+
+
+def parse_sampling(body: bytes) -> object:
+    told = {"return_logprob": True, "logprob_start_len": 0}
+    return parse_generate(json.dumps({"text": "x", "sampling_params": json.loads(body), **told}).encode())
 
 
 def values_around(schema: Any) -> Iterator[Any]:
@@ -151,6 +165,8 @@ async def test_the_document_is_sound() -> None:
         pytest.param(parse_chat, CHAT_BASE, chat_body(), id="chat"),
         pytest.param(parse_completion, COMPLETION_BASE, completion_body(), id="completions"),
         pytest.param(parse_tokenize, {"messages": MESSAGES}, tokenize_body(), id="tokenize"),
+        pytest.param(parse_generate, {}, generate_body(), id="generate"),
+        pytest.param(parse_sampling, {"max_new_tokens": LONG}, SAMPLING_SCHEMA, id="sampling_params"),
         pytest.param(parse_detokenize, {"tokens": [1]}, detokenize_body(), id="detokenize"),
     ],
 )
@@ -159,7 +175,7 @@ def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base
     differences = []
     for name, schema in body["properties"].items():
         for value in values_around(schema):
-            asked = {**base, **COMPANIONS.get(name, {}), name: value}
+            asked = {**base, **companions(base, name), name: value}
             is_taken = not isinstance(parse(json.dumps(asked).encode()), ApiError)
             if is_taken != validator.is_valid(asked):
                 differences.append((name, value, "taken" if is_taken else "refused"))

@@ -13,8 +13,16 @@ from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
 from layered_llm.transport.http.models import list_models, retrieve_model
+from layered_llm.transport.http.native.generate import generate
 from layered_llm.transport.http.native.tokenizer import detokenize, tokenize, tokenizer_info
-from layered_llm.transport.http.openapi.bodies import abort_body, chat_body, completion_body, detokenize_body, tokenize_body
+from layered_llm.transport.http.openapi.bodies import (
+    abort_body,
+    chat_body,
+    completion_body,
+    detokenize_body,
+    generate_body,
+    tokenize_body,
+)
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
 from layered_llm.transport.http.openapi.schema import Json, ref
 from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
@@ -33,7 +41,7 @@ _UNHEALTHY: Final[dict[int, Json]] = {HTTPStatus.SERVICE_UNAVAILABLE: ref("Unava
 
 def all_endpoints() -> Sequence[Endpoint]:
     """In the order of the document."""
-    return (*_openai(), *_tokenizer(), *_about_the_server(), *_orders())
+    return (*_openai(), *_native(), *_about_the_server(), *_orders())
 
 
 def _openai() -> Sequence[Endpoint]:
@@ -84,15 +92,26 @@ def _openai() -> Sequence[Endpoint]:
     )
 
 
-def _tokenizer() -> Sequence[Endpoint]:
+def _native() -> Sequence[Endpoint]:
     return (
+        Endpoint(
+            name="generate",
+            path="/generate",
+            handler=generate,
+            methods=("POST",),
+            summary="Continues one or more texts or lists of token ids, in SGLang's words.",
+            tag="native",
+            body=generate_body(),
+            answers=_whole_or_streamed("Generated"),
+            errors=_GENERATION_ERRORS,
+        ),
         Endpoint(
             name="tokenize",
             path="/tokenize",
             handler=tokenize,
             methods=("POST",),
             summary="The tokens of a text or a conversation: those that completions and chat make of it.",
-            tag="tokenizer",
+            tag="native",
             is_aliased=True,
             body=tokenize_body(),
             answers=json_answer("Tokenized"),
@@ -104,7 +123,7 @@ def _tokenizer() -> Sequence[Endpoint]:
             handler=detokenize,
             methods=("POST",),
             summary="The text of tokens.",
-            tag="tokenizer",
+            tag="native",
             is_aliased=True,
             body=detokenize_body(),
             answers=json_answer("Detokenized"),
@@ -115,7 +134,7 @@ def _tokenizer() -> Sequence[Endpoint]:
             path="/tokenizer_info",
             handler=tokenizer_info,
             summary="The model's tokenizer_config.json, with its chat template.",
-            tag="tokenizer",
+            tag="native",
             answers=json_answer("TokenizerInfo"),
             errors=_QUESTION_ERRORS,
         ),

@@ -12,8 +12,9 @@ from layered_llm.domain.ids import RequestId
 
 CHAT_PREFIX: Final = "chatcmpl"
 COMPLETION_PREFIX: Final = "cmpl"
+NATIVE_PREFIX: Final = "gen"
 
-_PUBLIC_ID: Final = re.compile(rf"(?:{CHAT_PREFIX}|{COMPLETION_PREFIX})-([0-9a-f]{{16}})")
+_PUBLIC_ID: Final = re.compile(rf"(?:{CHAT_PREFIX}|{COMPLETION_PREFIX}|{NATIVE_PREFIX})-([0-9a-f]{{16}})")
 
 
 def public_id(prefix: str, request: RequestId) -> str:

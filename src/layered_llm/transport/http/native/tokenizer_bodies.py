@@ -3,8 +3,8 @@
 Must not know: HTTP, tokenizers.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
 
@@ -13,15 +13,14 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import TOKENS_LIMIT
-from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.native.bodies import checked
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.body_fields import Field, boolean, read_all, string
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
 from layered_llm.transport.http.openai_schema.requests import chat_prompt
 from layered_llm.transport.http.openai_schema.unsupported import refuse_unsupported_chat_fields
-
-RequestT = TypeVar("RequestT")
 
 
 def _token_ids(param: str, value: object) -> tuple[int, ...]:
@@ -85,16 +84,6 @@ def parse_tokenize(body: bytes) -> TokenizeRequest | ApiError:
 def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
     """The request in `body`, or why it is none."""
     return checked(body, _detokenize)
-
-
-def checked(body: bytes, build: Callable[[read.JsonObject], RequestT]) -> RequestT | ApiError:
-    """What `build` makes of the JSON object in `body`, or why it does not."""
-    try:
-        return build(read.decode_object(body))
-    except read.MalformedBody as error:
-        return bad_request(str(error), code="invalid_json")
-    except ParameterError as error:
-        return bad_parameter(error)
 
 
 def _tokenize(fields: read.JsonObject) -> TokenizeRequest:

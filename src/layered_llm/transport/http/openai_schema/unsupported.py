@@ -75,15 +75,16 @@ _REASONS: Final[Mapping[str, str]] = {
 
 def refuse_unsupported_chat_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a chat body that would change the output."""
-    _refuse(fields, REFUSED_IN_CHAT)
+    refuse(fields, REFUSED_IN_CHAT)
 
 
 def refuse_unsupported_completion_fields(fields: JsonObject) -> None:
     """Raises ParameterError for the first field of a completions body that would change the output."""
-    _refuse(fields, REFUSED_IN_COMPLETIONS)
+    refuse(fields, REFUSED_IN_COMPLETIONS)
 
 
-def _refuse(fields: JsonObject, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse(fields: JsonObject, neutral: Neutral) -> None:
+    """Raises ParameterError for the first field that has another value than its neutral ones."""
     for name, value in fields.items():
         if value is None or name not in neutral or any(_same(value, other) for other in neutral[name]):
             continue

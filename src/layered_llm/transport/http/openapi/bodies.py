@@ -9,6 +9,7 @@ Unknown members are ignored. `tests/transport/http/test_http_openapi.py` compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.body_fields import Field
 from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
@@ -35,6 +36,11 @@ def tokenize_body() -> Json:
 def detokenize_body() -> Json:
     """Of `/detokenize`."""
     return _body(DETOKENIZE, {}, required=("tokens",))
+
+
+def generate_body() -> Json:
+    """Of `/generate`."""
+    return _body(GENERATE, REFUSED_IN_GENERATE) | {"anyOf": [_has("text"), _has("input_ids"), _has("prompt")]}
 
 
 def abort_body() -> Json:

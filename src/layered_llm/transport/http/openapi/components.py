@@ -13,6 +13,7 @@ from layered_llm.transport.http.openapi.schema import (
     array,
     boolean,
     described,
+    either,
     integer,
     nullable,
     number,
@@ -130,6 +131,34 @@ _STATE: Final = record(
     }
 )
 
+_NATIVE_LOGPROBS: Final = array(array({"type": ["number", "integer", "string", "null"]}, 3, 3))
+_NATIVE_TOP: Final = array({"anyOf": [_NATIVE_LOGPROBS, {"type": "null"}]})
+_GENERATED: Final = record(
+    {
+        "text": string(),
+        "output_ids": array(_COUNT),
+        "meta_info": record(
+            {
+                "id": string(),
+                "finish_reason": nullable(
+                    record(
+                        {"type": one_of("stop", "length"), "length": _COUNT, "matched": _STOP_REASON},
+                        optional=("length", "matched"),
+                    )
+                ),
+                "prompt_tokens": _COUNT,
+                "completion_tokens": _COUNT,
+                "cached_tokens": _COUNT,
+                "output_token_logprobs": described(_NATIVE_LOGPROBS, "Of each token: logarithm, id, text."),
+                "output_top_logprobs": _NATIVE_TOP,
+                "input_token_logprobs": _NATIVE_LOGPROBS,
+                "input_top_logprobs": _NATIVE_TOP,
+            },
+            optional=("output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs"),
+        ),
+    }
+)
+
 COMPONENTS: Final[Mapping[str, Json]] = {
     "Error": _ERROR,
     "Usage": _USAGE,
@@ -152,6 +181,7 @@ COMPONENTS: Final[Mapping[str, Json]] = {
     ),
     "Detokenized": record({"prompt": string()}),
     "TokenizerInfo": _FREE,
+    "Generated": either(_GENERATED, array(_GENERATED, 1)),
     "Version": record({"version": string()}),
     "ModelInfo": record(
         {

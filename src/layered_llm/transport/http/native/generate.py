@@ -1,0 +1,40 @@
+"""`POST /generate`, as SGLang has it; mini-sglang's body is taken too.
+
+Must not know: JSON names, the engine.
+"""
+
+from quart import Response, request
+
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.connection import exchange_of
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.generation import Begun, Wording, respond
+from layered_llm.transport.http.native.generate_answer import NativeAnswer, NativePlan
+from layered_llm.transport.http.native.generate_body import NativeRequest, parse_generate
+from layered_llm.transport.http.public_ids import NATIVE_PREFIX, public_id
+from layered_llm.transport.http.replies import error_reply
+
+
+async def generate(context: HttpContext) -> Response:
+    """Continues one or more texts or lists of token ids."""
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    asked = await parsed(parse_generate, body, context.large_parses)
+    if isinstance(asked, ApiError):
+        return error_reply(asked)
+
+    def answer(begun: Begun) -> NativeAnswer:
+        return NativeAnswer(_plan(context, asked, begun))
+
+    return await respond(context, exchange_of(request), asked, Wording(stream=answer, whole=answer), is_one_body=False)
+
+
+def _plan(context: HttpContext, asked: NativeRequest, begun: Begun) -> NativePlan:
+    return NativePlan(
+        ids=asked.rids or [public_id(NATIVE_PREFIX, stream.request) for stream in begun.streams],
+        prompt_tokens=[verdict.prompt_tokens for verdict in begun.accepted],
+        choices_per_prompt=asked.params.n,
+        is_batch=asked.is_batch,
+        logprobs=asked.logprobs,
+        retry_after_s=context.settings.retry_after_s,
+    )

@@ -1,0 +1,164 @@
+"""The answer of `/generate` as it grows, in SGLang's words.
+
+Must not know: HTTP, trio, where events come from.
+
+Invariants: a choice's index is prompt * n + choice. An event has all of its choice that there is so far, as SGLang has it, so
+that the last one is the whole; a choice's finish reason is told with the counts of its prompt, which are known when all choices
+of the prompt have ended. After a failure nothing but the error follows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, assert_never
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import FinishReason
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, TokenLogprob
+from layered_llm.transport.http import sse
+from layered_llm.transport.http.answer import Tally, failure
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.native.generate_body import LogprobsAsked
+from layered_llm.transport.http.openai_schema.logprobs import FLOOR
+from layered_llm.transport.http.sources import Batch
+
+Json = dict[str, Any]
+_ENDED_BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@attrs.frozen(kw_only=True)
+class NativePlan:
+    """What is known of an answer before its first event."""
+
+    ids: Sequence[str]
+    """Of each prompt."""
+    prompt_tokens: Sequence[int]
+    choices_per_prompt: int
+    is_batch: bool
+    logprobs: LogprobsAsked | None
+    retry_after_s: int
+
+
+@attrs.define
+class _Choice:
+    id: str
+    prompt_tokens: int
+    text: str = ""
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[SampledLogprob] = attrs.field(factory=list)
+    prompt_logprobs: list[SampledLogprob] = attrs.field(factory=list)
+    finish_reason: FinishReason = FinishReason.RUNNING
+    matched_stop: str | int | None = None
+    cached_tokens: int | None = None
+    """Known when all choices of the prompt have ended."""
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self.finish_reason, self.matched_stop = delta.finish_reason, delta.matched_stop
+
+    @property
+    def ending(self) -> Json | None:
+        """SGLang's finish_reason; a stop tells the string or the token that it was."""
+        if self.cached_tokens is None:
+            return None
+        match self.finish_reason:
+            case FinishReason.LENGTH:
+                return {"type": "length", "length": len(self.token_ids)}
+            case FinishReason.STOP if self.matched_stop is None:
+                return {"type": "stop", "matched": self.token_ids[-1] if self.token_ids else None}
+            case FinishReason.STOP:
+                return {"type": "stop", "matched": self.matched_stop}
+            case _:
+                raise InvariantViolated(f"a request ended without an error while a choice was {self.finish_reason.name}")
+
+
+class NativeAnswer:
+    """One answer, sent as it grows (`encode`) or at once (`add`, `result`)."""
+
+    def __init__(self, plan: NativePlan) -> None:
+        self._plan = plan
+        self._tally = Tally(len(plan.ids), plan.retry_after_s)
+        self._choices = [
+            _Choice(public if plan.choices_per_prompt == 1 else f"{public}-{place}", prompt_tokens)
+            for public, prompt_tokens in zip(plan.ids, plan.prompt_tokens, strict=True)
+            for place in range(plan.choices_per_prompt)
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        return self._tally.is_complete
+
+    def encode(self, batch: Batch) -> bytes:
+        """An event for each choice that has news, and the end of the stream when the batch completes it."""
+        changed = self.add(batch)
+        if self._tally.error is not None:
+            return failure(self._tally.error) if self.is_complete else b""
+        return b"".join(sse.event(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
+
+    def add(self, batch: Batch) -> Sequence[int]:
+        """The indices of the choices that have news, in their order."""
+        changed: set[int] = set()
+        for prompt, event in batch:
+            first = prompt * self._plan.choices_per_prompt
+            match event:
+                case ChoiceDelta():
+                    self._tally.note_delta(event)
+                    self._choices[first + event.choice].add(event)
+                    changed.add(first + event.choice)
+                case RequestEnded():
+                    self._tally.note_end(event)
+                    for index in range(first, first + self._plan.choices_per_prompt):
+                        self._choices[index].cached_tokens = event.usage.cached_tokens
+                        changed.add(index)
+                case _ as unreachable:
+                    assert_never(unreachable)
+        return sorted(changed)
+
+    def result(self) -> list[Json] | Json | ApiError:
+        """The response body, or why there is none; call it when complete."""
+        if self._tally.error is not None:
+            return self._tally.error
+        told = [self._told(choice) for choice in self._choices]
+        return told if self._plan.is_batch else told[0]
+
+    def _event(self, index: int) -> Json:
+        told = self._told(self._choices[index])
+        return {**told, "index": index} if self._plan.is_batch else told
+
+    def _told(self, choice: _Choice) -> Json:
+        return {
+            "text": choice.text,
+            "output_ids": choice.token_ids,
+            "meta_info": {
+                "id": choice.id,
+                "finish_reason": choice.ending,
+                "prompt_tokens": choice.prompt_tokens,
+                "completion_tokens": len(choice.token_ids),
+                "cached_tokens": choice.cached_tokens or 0,
+                **(_logprobs(self._plan.logprobs, choice) if self._plan.logprobs is not None else {}),
+            },
+        }
+
+
+def _logprobs(asked: LogprobsAsked, choice: _Choice) -> Json:
+    """Of each token [logarithm, id, text]; the first token of a prompt has no logarithm, and the text only where asked for."""
+
+    def entry(one: TokenLogprob) -> list[object]:
+        return [max(one.logprob, FLOOR), one.token_id, one.token.decode(errors="replace") if asked.with_text else None]
+
+    told: Json = {"output_token_logprobs": [entry(one) for one in choice.logprobs]}
+    if asked.has_top:
+        told["output_top_logprobs"] = [[entry(top) for top in one.top] for one in choice.logprobs]
+    if asked.prompt_from is None:
+        return told
+    prompt = [entry(one) for one in choice.prompt_logprobs]
+    if prompt:
+        prompt[0][0] = None
+    told["input_token_logprobs"] = prompt[asked.prompt_from :]
+    if asked.has_top:
+        tops = [[entry(top) for top in one.top] or None for one in choice.prompt_logprobs]
+        told["input_top_logprobs"] = tops[asked.prompt_from :]
+    return told

@@ -1,0 +1,271 @@
+"""The body of `/generate`: SGLang's, and mini-sglang's `{prompt, max_tokens, ignore_eos}`.
+
+Must not know: HTTP, the engine, which models are served.
+
+The rules are those of the other bodies: null is absent, unknown members are ignored, a value of the wrong type or out of range
+is an error that names it, and what would change the output but is not supported is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.placement import MAX_CACHE_SALT_CHARS, Placement
+from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
+from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.native.bodies import checked
+from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.body_fields import SAMPLING, Field, boolean, integer, read_all, string
+from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
+from layered_llm.transport.http.openapi.schema import described, nullable, one_of
+
+DEFAULT_NEW_TOKENS: Final = 128
+"""What SGLang generates when the body names no limit."""
+DEFAULT_MINI_TOKENS: Final = 16
+_WHOLE_VOCABULARY: Final = -1
+_NO_PROMPT: Final = -1
+"""The `logprob_start_len` that tells nothing of the prompt."""
+_MAX_RID_CHARS: Final = 128
+
+_ALIKE: Final = (
+    "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "n", "presence_penalty", "repetition_penalty",
+    "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+)  # fmt: skip
+"""Members that SamplingParams has by the same name."""
+_OTHERS: Final = ("spaces_between_special_tokens", "top_k")
+SAMPLING_PARAMS: Final = (
+    integer("max_new_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; 128 where absent."),
+    integer("min_new_tokens", 0, TOKENS_LIMIT - 1, "Nothing ends a choice before it has so many tokens."),
+    *(field for field in SAMPLING if field.name in (*_ALIKE, *_OTHERS)),
+    boolean("no_stop_trim", "The text holds what ended it."),
+    integer("sampling_seed", -SEED_LIMIT, SEED_LIMIT - 1, "The same seed gives the same output, whatever runs beside."),
+)
+"""The members of `sampling_params`, by SGLang's names."""
+
+REFUSED_IN_SAMPLING_PARAMS: Final[Neutral] = {
+    "ebnf": (),
+    "json_schema": (),
+    "regex": (),
+    "stop_regex": ("", []),
+    "structural_tag": (),
+}
+REFUSED_IN_GENERATE: Final[Neutral] = {
+    "audio_data": ([],),
+    "custom_logit_processor": (),
+    "image_data": ([],),
+    "input_embeds": (),
+    "lora_path": (),
+    "return_hidden_states": (False,),
+    "session_params": (),
+    "token_ids_logprob": ([],),
+    "video_data": ([],),
+}
+
+
+def _texts(param: str, value: object) -> tuple[Prompt, ...]:
+    if isinstance(value, str):
+        return (Prompt.of_text(read.text(param, value)),)
+    return tuple(map(Prompt.of_text, read.texts(param, _list(param, value, "a string or a list of strings"))))
+
+
+def _ids(param: str, value: object) -> tuple[Prompt, ...]:
+    values = _list(param, value, "a list of token ids, or a list of such lists")
+    if not isinstance(values[0], list):
+        return (_one(param, values),)
+    return tuple(_one(f"{param}[{place}]", ids) for place, ids in enumerate(values))
+
+
+def _one(param: str, value: object) -> Prompt:
+    return Prompt.of_token_ids(read.token_ids(param, _list(param, value, "a list of token ids"), TOKENS_LIMIT))
+
+
+def _list(param: str, value: object, expected: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise read.wrong_type(param, expected, value)
+    if not value:
+        raise ParameterError(param, f"{param} must not be empty")
+    return value
+
+
+def _rids(param: str, value: object) -> tuple[str, ...]:
+    names = read.texts(param, value) if isinstance(value, list) else (read.text(param, value),)
+    for name in names:
+        if not (0 < len(name) <= _MAX_RID_CHARS):
+            raise ParameterError(param, f"{param} must have 1 to {_MAX_RID_CHARS} characters, got {len(name)}")
+    return names
+
+
+def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
+    fields = read.json_object(param, value)
+    try:
+        refuse(fields, REFUSED_IN_SAMPLING_PARAMS)
+        return read_all(SAMPLING_PARAMS, fields)
+    except ParameterError as error:
+        raise ParameterError(f"{param}.{error.param}", f"{param}.{error.message}") from None
+
+
+SAMPLING_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        **{field.name: described(nullable(field.schema), field.summary) for field in SAMPLING_PARAMS},
+        **{name: one_of(*neutral, None) for name, neutral in REFUSED_IN_SAMPLING_PARAMS.items()},
+    },
+}
+_TOKEN_IDS: Final = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1},
+    "minItems": 1,
+}
+_RID: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_RID_CHARS}
+
+GENERATE: Final = (
+    Field(
+        "text",
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+        _texts,
+        "One text, or several.",
+    ),
+    Field(
+        "input_ids",
+        {"anyOf": [_TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS, "minItems": 1}]},
+        _ids,
+        "Token ids of one prompt, or of several, in place of text.",
+    ),
+    string("prompt", "mini-sglang's shape: a text in place of these, which is sampled greedily and streamed."),
+    integer("max_tokens", 1, TOKENS_LIMIT - 1, "With prompt: most tokens; 16 where absent."),
+    boolean("ignore_eos", "With prompt: the model's own end tokens end nothing."),
+    Field(
+        "sampling_params",
+        SAMPLING_SCHEMA,
+        _sampling_params,
+        "How each prompt is sampled.",
+    ),
+    Field("rid", {"anyOf": [_RID, {"type": "array", "items": _RID}]}, _rids, "The id that each answer is told with."),
+    boolean("stream", "The answer comes as server-sent events, each with the whole text so far."),
+    boolean("return_logprob", "Log probabilities are told."),
+    integer("logprob_start_len", -1, TOKENS_LIMIT - 1, "With return_logprob: of the prompt too, from this token on; -1: not."),
+    integer("top_logprobs_num", 0, MAX_LOGPROBS, "With return_logprob: so many of the likeliest tokens beside each."),
+    boolean("return_text_in_logprobs", "Log probabilities name the text of their tokens."),
+    Field(
+        "cache_salt",
+        {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_SALT_CHARS},
+        read.text,
+        "Computed prefixes are shared only with requests of the same salt.",
+    ),
+    integer("priority", -SEED_LIMIT, SEED_LIMIT - 1, "The lowest is served first, where the server goes by priority."),
+)
+
+
+@attrs.frozen(kw_only=True)
+class LogprobsAsked:
+    """Which log probabilities to tell."""
+
+    prompt_from: int | None
+    """The first token of the prompt that they are told of; None: not of the prompt."""
+    has_top: bool
+    with_text: bool
+
+
+@attrs.frozen(kw_only=True)
+class NativeRequest:
+    """A body of `/generate`."""
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    placement: Placement
+    rids: tuple[str, ...]
+    """One for each prompt, or none at all."""
+    is_batch: bool
+    """The answer is a list, even of one."""
+    stream: bool
+    logprobs: LogprobsAsked | None
+
+
+def parse_generate(body: bytes) -> NativeRequest | ApiError:
+    """The request in `body`, or why it is none."""
+    return checked(body, _request)
+
+
+def _request(fields: read.JsonObject) -> NativeRequest:
+    refuse(fields, REFUSED_IN_GENERATE)
+    given = read_all(GENERATE, fields)
+    kinds = [name for name in ("text", "input_ids", "prompt") if name in given]
+    if len(kinds) != 1:
+        raise ParameterError("text", "give one of text, input_ids and prompt")
+    is_mini = kinds == ["prompt"]
+    prompts = (Prompt.of_text(given["prompt"]),) if is_mini else given[kinds[0]]
+    logprobs = _logprobs(given)
+    params = _mini_params(given) if is_mini else _native_params(given, logprobs)
+    if len(prompts) * params.n > MAX_CHOICES_PER_BODY:
+        message = f"{len(prompts)} prompts times n={params.n} are more than {MAX_CHOICES_PER_BODY} choices"
+        raise ParameterError(kinds[0], message)
+    return NativeRequest(
+        prompts=prompts,
+        params=params,
+        placement=Placement(cache_salt=given.get("cache_salt"), priority=given.get("priority", 0)),
+        rids=_matching_rids(given.get("rid", ()), len(prompts)),
+        is_batch=params.n > 1 or (not is_mini and _is_list(fields[kinds[0]])),
+        stream=given.get("stream", is_mini),
+        logprobs=logprobs,
+    )
+
+
+def _is_list(value: Sequence[object] | str) -> bool:
+    """Whether a text or a list of ids is one of several."""
+    return isinstance(value, list) and isinstance(value[0], str | list)
+
+
+def _matching_rids(rids: tuple[str, ...], prompts: int) -> tuple[str, ...]:
+    if rids and len(rids) != prompts:
+        raise ParameterError("rid", f"rid names {len(rids)} requests for {prompts} prompts")
+    return rids
+
+
+def _logprobs(given: Mapping[str, Any]) -> LogprobsAsked | None:
+    if not given.get("return_logprob", False):
+        return None
+    start = given.get("logprob_start_len", _NO_PROMPT)
+    return LogprobsAsked(
+        prompt_from=None if start == _NO_PROMPT else start,
+        has_top=given.get("top_logprobs_num", 0) > 0,
+        with_text=given.get("return_text_in_logprobs", False),
+    )
+
+
+def _mini_params(given: Mapping[str, Any]) -> SamplingParams:
+    if "sampling_params" in given:
+        raise ParameterError("sampling_params", "sampling_params go with text or input_ids, not with prompt")
+    return SamplingParams(
+        max_tokens=given.get("max_tokens", DEFAULT_MINI_TOKENS), ignore_eos=given.get("ignore_eos", False), temperature=0.0
+    )
+
+
+def _native_params(given: Mapping[str, Any], logprobs: LogprobsAsked | None) -> SamplingParams:
+    sampling: Mapping[str, Any] = given.get("sampling_params", {})
+    told = None if logprobs is None else given.get("top_logprobs_num", 0)
+    told_of_prompt = None if logprobs is None or logprobs.prompt_from is None else told
+    top_k, where = sampling.get("top_k"), "sampling_params"
+    most = read.integer(
+        f"{where}.max_new_tokens",
+        sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS),
+        1 if told_of_prompt is None else 0,
+        TOKENS_LIMIT - 1,
+    )
+    least = read.integer(f"{where}.min_new_tokens", sampling.get("min_new_tokens", 0), 0, most)
+    try:
+        return SamplingParams(
+            **{name: sampling[name] for name in _ALIKE if name in sampling},
+            max_tokens=most,
+            min_tokens=least,
+            top_k=0 if top_k == _WHOLE_VOCABULARY else top_k,
+            include_stop_str_in_output=sampling.get("no_stop_trim", False),
+            seed=sampling.get("sampling_seed"),
+            logprobs=told,
+            prompt_logprobs=told_of_prompt,
+        )
+    except ParameterError as error:
+        raise ParameterError(f"{where}.{error.param}", error.message) from None

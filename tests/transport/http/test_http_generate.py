@@ -1,0 +1,251 @@
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.stream import SampledLogprob, TokenLogprob
+from layered_llm.domain.verdicts import RejectReason
+from support.http_client import Call, application, post
+from support.http_engine import FIRST_REQUEST, FakeEngine, FakeStream, accepting, answering, ended, text_delta
+
+GENERATE = "/generate"
+ID = f"gen-{FIRST_REQUEST:016x}"
+STOP = {"type": "stop", "matched": 9}
+TWO_STEPS = answering(
+    text_delta("He", token_ids=(7, 8)), text_delta("y", token_ids=(9,), finish_reason=FinishReason.STOP), ended(cached_tokens=1)
+)
+
+
+def told(text: str, ids: list[int], finish_reason: object, *, cached_tokens: int = 1, public: str = ID) -> dict[str, Any]:
+    counts = {"prompt_tokens": 3, "completion_tokens": len(ids), "cached_tokens": cached_tokens}
+    return {"text": text, "output_ids": ids, "meta_info": {"id": public, "finish_reason": finish_reason, **counts}}
+
+
+async def opened(body: dict[str, Any]) -> FakeStream:
+    engine = FakeEngine(TWO_STEPS)
+    assert 200 == (await post(application(engine), GENERATE, body)).status
+    return engine.streams[0]
+
+
+async def test_a_text_is_continued() -> None:
+    exchange = await post(application(FakeEngine(TWO_STEPS)), GENERATE, {"text": "x"})
+
+    assert told("Hey", [7, 8, 9], STOP) == exchange.json()
+
+
+@pytest.mark.parametrize(
+    ("delta", "ending"),
+    [
+        (text_delta("a", finish_reason=FinishReason.LENGTH), {"type": "length", "length": 1}),
+        (text_delta("a", finish_reason=FinishReason.STOP, matched_stop="END"), {"type": "stop", "matched": "END"}),
+        (text_delta("a", finish_reason=FinishReason.STOP, matched_stop=5), {"type": "stop", "matched": 5}),
+        (text_delta("a", finish_reason=FinishReason.STOP), {"type": "stop", "matched": 7}),
+    ],
+)
+async def test_the_finish_reason_says_what_ended_it(delta: Any, ending: dict[str, Any]) -> None:
+    exchange = await post(application(FakeEngine(answering(delta, ended()))), GENERATE, {"text": "x"})
+
+    assert ending == exchange.json()["meta_info"]["finish_reason"]
+
+
+async def test_a_stream_has_the_whole_text_so_far_in_each_event() -> None:
+    engine = FakeEngine(accepting)
+    call = Call(application(engine))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": "x", "stream": true}')
+        stream = await engine.wait_opened()
+        stream.emit(text_delta("He", token_ids=(7, 8)))
+        await wait_all_tasks_blocked()
+        stream.emit(text_delta("y", token_ids=(9,), finish_reason=FinishReason.STOP), ended(cached_tokens=1))
+
+    assert "text/event-stream; charset=utf-8" == call.exchange.headers["content-type"]
+    assert [told("He", [7, 8], None, cached_tokens=0), told("Hey", [7, 8, 9], STOP), "[DONE]"] == call.exchange.events()
+
+
+async def test_several_prompts_have_a_list_of_answers_with_ids_of_their_own() -> None:
+    exchange = await post(application(FakeEngine(TWO_STEPS)), GENERATE, {"input_ids": [[1], [2, 3]]})
+
+    ids = [answer["meta_info"]["id"] for answer in exchange.json()]
+    assert [ID, f"gen-{FIRST_REQUEST + 1:016x}"] == ids
+
+
+async def test_a_list_of_one_prompt_has_a_list_of_one_answer() -> None:
+    exchange = await post(application(FakeEngine(TWO_STEPS)), GENERATE, {"text": ["x"]})
+
+    assert [told("Hey", [7, 8, 9], STOP)] == exchange.json()
+
+
+async def test_events_of_several_choices_have_an_index() -> None:
+    script = answering(
+        text_delta("a", choice=0, finish_reason=FinishReason.STOP),
+        text_delta("b", choice=1, finish_reason=FinishReason.STOP),
+        ended(),
+    )
+
+    exchange = await post(application(FakeEngine(script)), GENERATE, {"text": "x", "sampling_params": {"n": 2}, "stream": True})
+
+    *events, done = exchange.events()
+    assert [(0, "a", f"{ID}-0"), (1, "b", f"{ID}-1")] == [(e["index"], e["text"], e["meta_info"]["id"]) for e in events]
+    assert "[DONE]" == done
+
+
+async def test_the_parameters_have_sglangs_names() -> None:
+    sampling = {
+        "max_new_tokens": 5, "min_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1,
+        "stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "skip_special_tokens": False, "no_stop_trim": True,
+        "repetition_penalty": 1.1, "sampling_seed": 3, "regex": None,
+    }  # fmt: skip
+
+    params = (await opened({"text": "x", "sampling_params": sampling})).params
+
+    assert (5, 2, 0.5, 0.9, 0, 0.1) == (
+        params.max_tokens, params.min_tokens, params.temperature, params.top_p, params.top_k, params.min_p
+    )  # fmt: skip
+    assert (("a", "b"), (4,), True, False, True) == (
+        params.stop, params.stop_token_ids, params.ignore_eos, params.skip_special_tokens, params.include_stop_str_in_output
+    )  # fmt: skip
+    assert (1.1, 3) == (params.repetition_penalty, params.seed)
+
+
+async def test_without_a_limit_it_is_sglangs() -> None:
+    assert 128 == (await opened({"text": "x"})).params.max_tokens
+
+
+async def test_ids_are_taken_for_a_text() -> None:
+    stream = await opened({"input_ids": [5, 6]})
+
+    assert [5, 6] == unpack_i32(stream.prompt.token_ids or b"").tolist()
+
+
+async def test_mini_sglangs_body_is_sampled_greedily_and_streamed() -> None:
+    engine = FakeEngine(TWO_STEPS)
+
+    exchange = await post(application(engine), GENERATE, {"prompt": "x", "max_tokens": 4, "ignore_eos": True})
+
+    params = engine.streams[0].params
+    assert (4, True, True) == (params.max_tokens, params.ignore_eos, params.is_greedy)
+    assert [told("Hey", [7, 8, 9], STOP), "[DONE]"] == exchange.events()
+
+
+async def test_log_probabilities_are_told_with_their_tokens() -> None:
+    top = (TokenLogprob(token_id=3, token=b"b", logprob=-0.5), TokenLogprob(token_id=4, token=b"c", logprob=float("-inf")))
+    sampled = SampledLogprob(token_id=7, token=b"a", logprob=-1.0, top=top)
+    first = SampledLogprob(token_id=1, token=b"x", logprob=0.0, top=())
+    second = SampledLogprob(token_id=2, token=b"y", logprob=-2.0, top=top)
+    delta = text_delta("a", finish_reason=FinishReason.STOP, logprobs=(sampled,), prompt_logprobs=(first, second))
+    engine = FakeEngine(answering(delta, ended()))
+    body = {"text": "x", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+
+    info = (await post(application(engine), GENERATE, body)).json()["meta_info"]
+
+    tops = [[-0.5, 3, "b"], [-9999.0, 4, "c"]]
+    assert [[-1.0, 7, "a"]] == info["output_token_logprobs"]
+    assert [tops] == info["output_top_logprobs"]
+    assert [[None, 1, "x"], [-2.0, 2, "y"]] == info["input_token_logprobs"]
+    assert [None, tops] == info["input_top_logprobs"]
+    assert (2, 2) == (engine.streams[0].params.logprobs, engine.streams[0].params.prompt_logprobs)
+
+
+async def test_of_the_prompt_nothing_is_told_unless_a_start_is_named() -> None:
+    exchange = await post(application(FakeEngine(TWO_STEPS)), GENERATE, {"text": "x", "return_logprob": True})
+
+    info = exchange.json()["meta_info"]
+    assert "output_token_logprobs" in info
+    assert not {"input_token_logprobs", "input_top_logprobs", "output_top_logprobs"} & info.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "x", "input_ids": [1]}, "text"),
+        ({"text": 7}, "text"),
+        ({"text": []}, "text"),
+        ({"text": ["x", 1]}, "text[1]"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [1, [2]]}, "input_ids"),
+        ({"input_ids": [[1], 2]}, "input_ids[1]"),
+        ({"input_ids": [[]]}, "input_ids[0]"),
+        ({"text": "x", "sampling_params": []}, "sampling_params"),
+        ({"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"text": "x", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 8}}, "sampling_params.min_new_tokens"),
+        ({"text": "x", "sampling_params": {"stop": ""}}, "sampling_params.stop"),
+        ({"text": "x", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+        ({"text": "x", "sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
+        ({"text": "x", "sampling_params": {"n": 200}}, "sampling_params.n"),
+        ({"text": ["x"] * 65, "sampling_params": {"n": 2}}, "text"),
+        ({"text": "x", "image_data": "aGk="}, "image_data"),
+        ({"text": "x", "lora_path": "a"}, "lora_path"),
+        ({"text": "x", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ({"text": "x", "stream": "yes"}, "stream"),
+        ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
+        ({"text": "x", "rid": ""}, "rid"),
+        ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"prompt": ["x"]}, "prompt"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "sampling_params": {}}, "sampling_params"),
+    ],
+)
+async def test_what_cannot_be_generated_is_a_400_that_names_the_member(body: dict[str, Any], param: str) -> None:
+    engine = FakeEngine(TWO_STEPS)
+
+    exchange = await post(application(engine), GENERATE, body)
+
+    assert (400, param) == (exchange.status, exchange.error()["param"])
+    assert [] == engine.streams
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_has_its_status_before_any_event(stream: bool) -> None:
+    engine = FakeEngine(lambda opened: opened.reject(RejectReason.CONTEXT_LENGTH_EXCEEDED, "too long", "prompt"))
+
+    exchange = await post(application(engine), GENERATE, {"text": "x", "stream": stream})
+
+    assert (400, "context_length_exceeded") == (exchange.status, exchange.error()["code"])
+
+
+async def test_a_failure_is_the_last_event_of_a_stream() -> None:
+    script = answering(text_delta("a"), text_delta("", finish_reason=FinishReason.ERROR), ended(error="it broke"))
+
+    exchange = await post(application(FakeEngine(script)), GENERATE, {"text": "x", "stream": True})
+
+    *_, error, done = exchange.events()
+    assert ("it broke", "[DONE]") == (error["error"]["message"], done)
+
+
+async def test_a_failure_is_the_answer_of_a_request_that_is_not_streamed() -> None:
+    script = answering(text_delta("", finish_reason=FinishReason.ERROR), ended(error="it broke"))
+
+    exchange = await post(application(FakeEngine(script)), GENERATE, {"text": "x"})
+
+    assert (500, "it broke") == (exchange.status, exchange.error()["message"])
+
+
+async def test_a_client_that_leaves_aborts_every_prompt() -> None:
+    engine = FakeEngine(accepting)
+    call = Call(application(engine))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": ["x", "y"], "stream": true}')
+        await engine.wait_opened(2)
+        await wait_all_tasks_blocked()
+        call.gone.set()
+
+    assert [AbortReason.CLIENT_GONE] * 2 == engine.aborts
+
+
+async def test_an_answer_that_is_not_complete_can_be_ended_by_its_id() -> None:
+    engine = FakeEngine(accepting)
+    app = application(engine)
+    call = Call(app)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": "x"}')
+        await engine.wait_opened()
+        await wait_all_tasks_blocked()
+        answer = await post(app, "/abort_request", {"rid": ID})
+
+    assert ({"aborted": 1}, 503) == (answer.json(), call.exchange.status)
+    assert [AbortReason.ADMINISTRATIVE] == engine.aborts
