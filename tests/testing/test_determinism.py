@@ -2,7 +2,7 @@ import attrs
 import trio
 
 from layered_llm.testing import InlineEngineOptions, hash_script, open_inline_engine, run_deterministic
-from layered_llm.testing.scenarios import read
+from layered_llm.testing.scenario_parts import read
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
 

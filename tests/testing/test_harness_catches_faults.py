@@ -21,7 +21,8 @@ from layered_llm.service.text_worker import TextWorker
 from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
 from layered_llm.testing.injection import Fault, StepsOf
-from layered_llm.testing.scenarios import all_scenarios, beside, library
+from layered_llm.testing.scenario_parts import beside, library
+from layered_llm.testing.scenarios import all_scenarios
 from layered_llm.text.core import Outgoing, TextCore
 from layered_llm.transport.http import debug_state
 from layered_llm.transport.outbox import Outbox

@@ -6,7 +6,7 @@ from layered_llm.testing.scenarios import all_scenarios
 
 TARGETS = all_scenarios()
 SOME = Points(every=4, engine_every=32)
-"""About 500 of the 28,000 points that `python -m layered_llm.testing cancel-everywhere` covers."""
+"""A few percent of the points that `python -m layered_llm.testing cancel-everywhere` covers with one seed."""
 
 
 @pytest.mark.parametrize(("seed", "target"), list(enumerate(TARGETS)), ids=[target.name for target in TARGETS])

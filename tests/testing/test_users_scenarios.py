@@ -13,7 +13,7 @@ import layered_llm.testing
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.testing import Coverage, Engine, PromiseBroken, Target
-from layered_llm.testing.scenarios import library
+from layered_llm.testing.scenario_parts import library
 
 CancelEverywhere = Callable[..., Coverage]
 

@@ -5,6 +5,7 @@ Must not know: servers, sockets, endpoints' meaning.
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -40,37 +41,109 @@ _SETTINGS: Final = HttpSettings(
 )
 
 
-def http_exchange(path: str, body: Mapping[str, Any], *, status: int = HTTPStatus.OK, send_s: float = 0.0) -> TargetScenario:
+@attrs.frozen(kw_only=True)
+class Serving:
+    """How the server behind an exchange is set, and what happens to it meanwhile."""
+
+    first_token_timeout_s: float = math.inf
+    idle_timeout_s: float = math.inf
+    drain_s: float = 2.0
+    drain_after_s: float = math.inf
+    """From the beginning of the exchange until the server is asked to stop."""
+
+
+AS_EVER: Final = Serving()
+
+
+def http_exchange(
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    status: int = HTTPStatus.OK,
+    error: str | None = None,
+    send_s: float = 0.0,
+    serving: Serving = AS_EVER,
+) -> TargetScenario:
     """A target that POSTs `body`, and reads the response at the pace of `send_s` a message until it is over or it is cut.
 
-    A response that is not cut must have this status and end once: one `[DONE]`, and one finish_reason for each choice.
+    A response that is not cut must have this status and end once: one `[DONE]`, and one finish_reason for each choice. Where
+    `error` is given it must tell this code, as its body or as its last event.
     """
-    switch = _Switch()
+    switch = _Switch(serving)
 
     async def exchange(engine: Engine, disconnect: trio.Event) -> None:
         client = _Client(json.dumps(body).encode(), disconnect, send_s)
-        await switch.application_on(engine)(_scope(path), client.receive, client.send)
+        application = switch.application_on(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(switch.drain_in_time)
+            await application(_scope(path), client.receive, client.send)
+            nursery.cancel_scope.cancel()
         if not disconnect.is_set():
-            _check(client, status)
+            _check(client, status, error)
 
     return exchange
 
 
+def ended_by_id(path: str, body: Mapping[str, Any]) -> TargetScenario:
+    """A target that POSTs `body`, for a stream, and has a second exchange end it by the id that its first chunk tells."""
+    switch = _Switch(AS_EVER)
+
+    async def exchange(engine: Engine, disconnect: trio.Event) -> None:
+        application = switch.application_on(engine)
+        client = _Client(json.dumps({**body, "stream": True}).encode(), disconnect, 0.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_by_id, application, client)
+            await application(_scope(path), client.receive, client.send)
+            nursery.cancel_scope.cancel()
+        if not disconnect.is_set():
+            _check(client, HTTPStatus.OK, "aborted")
+
+    return exchange
+
+
+async def _end_by_id(application: Any, client: "_Client") -> None:
+    await client.began.wait()
+    (first, *_) = client.response.removeprefix(b"data: ").split(b"\n\n")
+    order = _Client(json.dumps({"rid": json.loads(first)["id"]}).encode(), trio.Event(), 0.0)
+    await application(_scope("/abort_request"), order.receive, order.send)
+    if order.status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+        raise PromiseBroken(f"an order to end a request is answered with {order.status}: {order.response!r}")
+
+
 @attrs.define(eq=False)
 class _Switch:
-    """The engine of the present run, so that the application, which keeps nothing of an exchange, is built once."""
+    """The engine of the present run, so that the application, which keeps nothing of an exchange, is built once.
 
+    A drain is for good: where there is one, each run has an application of its own.
+    """
+
+    _serving: Serving
     engine: Engine | None = None
     _application: Any = None
+    _drain: Drain = attrs.field(init=False, default=attrs.Factory(lambda self: self._new_drain(), takes_self=True))
+
+    async def drain_in_time(self) -> None:
+        """To be run beside the exchange."""
+        await trio.sleep(self._serving.drain_after_s)
+        self._drain.begin()
+
+    def _new_drain(self) -> Drain:
+        return Drain(self._serving.drain_s)
 
     def application_on(self, engine: Engine) -> Any:
         """The application, working with this engine from now on; untyped, as ASGI's messages are dicts here."""
         self.engine = engine
+        if self._drain.is_active:
+            self._drain, self._application = self._new_drain(), None
         self._application = self._application or build_application(
             engine=self,
-            settings=_SETTINGS,
+            settings=attrs.evolve(
+                _SETTINGS,
+                first_token_timeout_s=self._serving.first_token_timeout_s,
+                idle_timeout_s=self._serving.idle_timeout_s,
+            ),
             keys=ApiKeys(),
-            drain=Drain(2.0),
+            drain=self._drain,
             wall_clock=lambda: 0.0,
             new_hex_id=lambda: "0" * 32,
             draw_seed=lambda: 0,
@@ -111,6 +184,8 @@ class _Client:
     status: int = 0
     response: bytes = b""
     _asked: bool = False
+    began: trio.Event = attrs.field(factory=trio.Event)
+    """The first part of a response's body is there."""
     _ended: trio.Event = attrs.field(factory=trio.Event)
 
     @property
@@ -132,21 +207,25 @@ class _Client:
         await trio.sleep(self._send_s)
         self.status = message.get("status", self.status)
         self.response += message.get("body", b"")
+        if self.response:
+            self.began.set()
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._ended.set()
 
 
-def _check(client: _Client, status: int) -> None:
+def _check(client: _Client, status: int, error: str | None) -> None:
     """C1, as a client of the HTTP server counts."""
     if not client.has_whole_response:
         raise PromiseBroken("C1: a response ends without its last message although nobody cut it")
-    if client.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if client.status == HTTPStatus.SERVICE_UNAVAILABLE != status:
         return
     if client.status != status:
         raise PromiseBroken(f"the response has status {client.status}, not {status}: {client.response!r}")
+    chunks = _chunks(client.response)
+    if error is not None and error != chunks[-1].get("error", {}).get("code"):
+        raise PromiseBroken(f"the response does not tell the error {error}: {client.response!r}")
     if status != HTTPStatus.OK:
         return
-    chunks = _chunks(client.response)
     reasons = Counter(
         choice["index"] for chunk in chunks for choice in chunk.get("choices", ()) if choice["finish_reason"] is not None
     )

@@ -62,6 +62,7 @@ class InlineEngineOptions:
     vocabulary_size: int = 512
     max_running_requests: int = 8
     max_queued_requests: int = 64
+    queue_timeout_s: float | None = None
     max_open_requests: int = 256
     chunked_prefill_size: int = 16
     text_workers: int = 1
@@ -74,6 +75,7 @@ class InlineEngineOptions:
             num_tokenizers=self.text_workers,
             max_running_requests=self.max_running_requests,
             max_queued_requests=self.max_queued_requests,
+            queue_timeout_s=self.queue_timeout_s,
             chunked_prefill_size=self.chunked_prefill_size,
             max_open_requests=self.max_open_requests,
         )

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
@@ -27,62 +27,30 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.runtime.scripts import EchoScript
-from layered_llm.testing.asgi_target import MODEL, http_exchange
+from layered_llm.testing.asgi_target import http_exchange
 from layered_llm.testing.byte_text import END, byte_text_files
 from layered_llm.testing.cancel_everywhere import CLIENT_FAULTS, LIBRARY_FAULTS
 from layered_llm.testing.injection import Fault
 from layered_llm.testing.inline_engine import InlineEngineOptions, hash_script
-from layered_llm.testing.playing import PromiseBroken, Scenario, Target, TargetScenario
-from layered_llm.transport.http.engine_port import Engine, EngineStream
+from layered_llm.testing.outside_scenarios import ends_from_outside
+from layered_llm.testing.playing import PromiseBroken, Target, TargetScenario
+from layered_llm.testing.scenario_parts import (
+    BEGUN_S,
+    CHAT,
+    CHUNKED,
+    COMPLETIONS,
+    LONG,
+    SHORT,
+    beside,
+    chat,
+    completion,
+    later,
+    library,
+    read,
+)
+from layered_llm.transport.http.engine_port import Engine
 
-SHORT: Final = "hello there"
-CHUNKED: Final = "a prompt of forty tokens is cut in chunks"
-LONG: Final = "far more than is tokenized between two streams " * 100
-BEGUN_S: Final = 0.02
-"""Longer than any message is on its way, shorter than any output takes."""
-_CHAT: Final = "/v1/chat/completions"
-_COMPLETIONS: Final = "/v1/completions"
 _TOKENIZE: Final = "/tokenize"
-
-
-async def read(engine: Engine, prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> None:
-    """Opens a request and reads it to its end; one that is to be refused must be, for this reason."""
-    with contextlib.ExitStack() as owner:
-        stream = engine.open(owner, Prompt.of_text(prompt), SamplingParams(**({"max_tokens": 4} | params)))
-        await read_stream(stream, refused)
-
-
-async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | None = None) -> None:
-    """Reads a request to its end."""
-    verdict = stream if isinstance(stream, Rejected) else await stream.verdict()
-    reason = verdict.reason if isinstance(verdict, Rejected) else None
-    if reason is RejectReason.SHUTTING_DOWN:
-        return
-    if reason is not refused:
-        raise PromiseBroken(f"the verdict is {verdict}")
-    while not isinstance(stream, Rejected) and reason is None:
-        events = await stream.receive()
-        if isinstance(events[-1], RequestEnded):
-            return
-
-
-def library(prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> TargetScenario:
-    """A target that opens one request and reads it to its end."""
-
-    async def run(engine: Engine, _disconnect: trio.Event) -> None:
-        await read(engine, prompt, refused=refused, **params)
-
-    return run
-
-
-def beside(prompt: str = SHORT, *, after_s: float = 0.0, **params: Any) -> Scenario:
-    """A scenario that opens one request and reads it to its end."""
-
-    async def run(engine: Engine) -> None:
-        await trio.sleep(after_s)
-        await read(engine, prompt, **params)
-
-    return run
 
 
 def asking(prompt: str) -> TargetScenario:
@@ -140,18 +108,17 @@ async def _stop_reading(engine: Engine, _disconnect: trio.Event) -> None:
     await trio.lowlevel.checkpoint()
 
 
-def _chat(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": SHORT}], **fields}
-
-
-def _completion(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 4, "prompt": SHORT, **fields}
-
-
 def all_scenarios() -> tuple[Target, ...]:
-    """Every one, by groups: library, refusals, HTTP, ends of the engine and of its processes."""
+    """Every one, by groups: library, refusals, HTTP, ends from outside, ends of the engine and of its processes."""
     options = InlineEngineOptions(text_files=byte_text_files(), script=hash_script(ord("a"), 26))
-    return (*_library(options), *_crowded(options), *_refused(options), *_http(options), *_ends(options))
+    return (
+        *_library(options),
+        *_crowded(options),
+        *_refused(options),
+        *_http(options),
+        *ends_from_outside(options),
+        *_ends(options),
+    )
 
 
 def _library(options: InlineEngineOptions) -> Iterator[Target]:
@@ -175,9 +142,14 @@ def _crowded(options: InlineEngineOptions) -> Iterator[Target]:
     full = attrs.evolve(options, max_running_requests=1)
     small = attrs.evolve(options, pages=12, chunked_prefill_size=8)
     others = tuple(beside(f"{SHORT} {place}", max_tokens=6) for place in range(3))
-    yield Target(name="queued", run=_later(library(max_tokens=2)), beside=(beside(max_tokens=12),), options=full)
+    yield Target(name="queued", run=later(library(max_tokens=2)), beside=(beside(max_tokens=12),), options=full)
     yield Target(name="few-pages", run=library(max_tokens=12), beside=others, options=small)
     yield Target(name="few-pages-one-step-in-flight", run=library(n=2), beside=others, options=_one_by_one(small))
+    growing, scarce = partial(library, max_tokens=24), attrs.evolve(options, pages=12)
+    rival = partial(beside, f"{SHORT}!", max_tokens=24)
+    yield Target(name="preempted", run=later(growing()), beside=(rival(),), options=scarce)
+    yield Target(name="preempts-another", run=growing(), beside=(rival(after_s=BEGUN_S),), options=scarce)
+    yield Target(name="preempted-choice", run=growing(n=2), options=_one_by_one(scarce))
     yield Target(name="shared-prompt", run=_read_in_tasks, beside=(beside(CHUNKED, max_tokens=8),), options=options)
     yield Target(name="two-text-workers", run=_read_in_tasks, beside=others, options=attrs.evolve(options, text_workers=2))
 
@@ -188,41 +160,31 @@ def _refused(options: InlineEngineOptions) -> Iterator[Target]:
     late = partial(library, refused=RejectReason.QUEUE_FULL)
     yield Target(name="context-too-long", run=library(CHUNKED * 4, refused=reason), options=options)
     busy = (beside(max_tokens=12), beside(max_tokens=12, after_s=BEGUN_S / 2))
-    yield Target(name="queue-full", run=_later(late()), beside=busy, options=queue)
+    yield Target(name="queue-full", run=later(late()), beside=busy, options=queue)
     outbox = attrs.evolve(options, max_open_requests=1)
-    yield Target(name="process-full", run=_later(late()), beside=(beside(max_tokens=12),), options=outbox)
-
-
-def _later(run: TargetScenario) -> TargetScenario:
-    """The target, when what runs beside it has begun."""
-
-    async def later(engine: Engine, disconnect: trio.Event) -> None:
-        await trio.sleep(BEGUN_S)
-        await run(engine, disconnect)
-
-    return later
+    yield Target(name="process-full", run=later(late()), beside=(beside(max_tokens=12),), options=outbox)
 
 
 def _http(options: InlineEngineOptions) -> Iterator[Target]:
     make = partial(Target, options=options, faults=CLIENT_FAULTS)
-    too_long = _completion(prompt=CHUNKED * 4)
-    yield make(name="http-chat", run=http_exchange(_CHAT, _chat()))
-    yield make(name="http-chat-stream", run=http_exchange(_CHAT, _chat(stream=True), send_s=0.003))
-    yield make(name="http-completions", run=http_exchange(_COMPLETIONS, _completion(n=2)))
+    too_long = completion(prompt=CHUNKED * 4)
+    yield make(name="http-chat", run=http_exchange(CHAT, chat()))
+    yield make(name="http-chat-stream", run=http_exchange(CHAT, chat(stream=True), send_s=0.003))
+    yield make(name="http-completions", run=http_exchange(COMPLETIONS, completion(n=2)))
     yield make(
         name="http-completions-stream",
-        run=http_exchange(_COMPLETIONS, _completion(stream=True, n=2, prompt=[SHORT, CHUNKED])),
+        run=http_exchange(COMPLETIONS, completion(stream=True, n=2, prompt=[SHORT, CHUNKED])),
         beside=(beside(max_tokens=6),),
     )
     yield make(name="http-tokenize", run=http_exchange(_TOKENIZE, {"prompt": LONG}), beside=(beside(),))
-    yield make(name="http-slow-client", run=http_exchange(_CHAT, _chat(stream=True), send_s=0.5))
-    yield make(name="http-refused", run=http_exchange(_COMPLETIONS, too_long, status=HTTPStatus.BAD_REQUEST))
+    yield make(name="http-slow-client", run=http_exchange(CHAT, chat(stream=True), send_s=0.5))
+    yield make(name="http-refused", run=http_exchange(COMPLETIONS, too_long, status=HTTPStatus.BAD_REQUEST))
 
 
 def _ends(options: InlineEngineOptions) -> Iterator[Target]:
     make = partial(Target, options=options, faults=(Fault.SHUTDOWN,))
     yield make(name="shutdown", run=library(n=2), beside=(beside(max_tokens=12),))
-    yield make(name="shutdown-http", run=http_exchange(_CHAT, _chat(stream=True)))
+    yield make(name="shutdown-http", run=http_exchange(CHAT, chat(stream=True)))
     process = partial(Target, in_own_process=True)
     death = (*LIBRARY_FAULTS, Fault.DEATH)
     yield process(name="process-dies", run=library(n=2), beside=(beside(max_tokens=6),), options=options, faults=death)
