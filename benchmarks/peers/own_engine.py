@@ -67,9 +67,9 @@ class Own:
         kept = sum(self._pages_for(ids) for ids in setup.contexts)
         spare = kept + self._pages_for(range(setup.context_tokens))
         settings = attrs.evolve(settings, num_pages=kept + spare, threads=setup.threads)
-        directory = trio.run(find_checkpoint, settings).directory
-        self._weight_bytes = weight_file_bytes(directory)
-        self._device: Device = open_device(runtime_options(settings, directory), now_us=monotonic_us)
+        checkpoint = trio.run(find_checkpoint, settings).path
+        self._weight_bytes = weight_file_bytes(checkpoint)
+        self._device: Device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us)
         self._steps = 0
         self._contexts = self._choices(setup.contexts, slot=0, page=0)
         self._spare_page = kept

@@ -57,9 +57,10 @@ class Engine(Sized, Protocol):
         """Seconds from a prompt that nobody has asked yet to its first token."""
 
 
-def weight_file_bytes(directory: Path) -> int:
-    """Of the weights in their own format, for engines that rearrange them in memory."""
-    return sum(file.stat().st_size for file in directory.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+def weight_file_bytes(model: Path) -> int:
+    """Of the weights as a directory or a file has them, for engines that rearrange them in memory."""
+    files = model.iterdir() if model.is_dir() else [model]
+    return sum(file.stat().st_size for file in files if file.suffix in WEIGHT_SUFFIXES)
 
 
 def serve(open_engine: Callable[[Setup], Sized]) -> None:
