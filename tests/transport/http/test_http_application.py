@@ -121,13 +121,52 @@ async def test_a_malformed_body_is_a_400(body: bytes) -> None:
     assert (exchange.status, exchange.error()["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-async def test_json_is_taken_whatever_the_header_says(content_type: str) -> None:
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "application/json; charset=utf-8",
+        "APPLICATION/JSON",
+        "application/vnd.api+json",
+        "text/json",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "application/octet-stream",
+    ],
+)
+async def test_json_is_taken_from_clients_that_do_not_say_what_they_send(content_type: str) -> None:
     app = application(FakeEngine(answering(END, ended())))
 
     exchange = await post(app, CHAT, {"messages": MESSAGES}, {"Content-Type": content_type})
 
     assert exchange.status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize", "/abort_request", "/generate"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        {"Content-Type": "application/xml"},
+        {"Content-Type": "image/png"},
+        {"Content-Type": "text/html"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+)
+async def test_a_body_that_is_surely_no_json_is_a_415(path: str, headers: dict[str, str]) -> None:
+    engine = FakeEngine()
+
+    exchange = await post(application(engine), path, {"messages": MESSAGES}, headers)
+
+    assert (415, "unsupported_media_type") == (exchange.status, exchange.error()["code"])
+    assert "application/json" == exchange.headers["content-type"]
+    assert [] == engine.streams
+
+
+async def test_the_type_of_no_body_is_of_no_matter() -> None:
+    exchange = await Call(application(FakeEngine())).run("GET", "/health", headers={"Content-Type": "text/html"})
+
+    assert 200 == exchange.status
 
 
 async def test_a_browser_may_ask_first() -> None:

@@ -22,6 +22,8 @@ from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.media_types import refused_body
+from layered_llm.transport.http.openapi.endpoint import Handler
 from layered_llm.transport.http.openapi.pages import with_description
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
@@ -78,8 +80,19 @@ def _add_routes(app: QuartTrio, context: HttpContext) -> frozenset[str]:
     table = with_description(endpoints, version=about.version, needs_key=context.keys.are_needed)
     for endpoint in table:
         for path in endpoint.paths:
-            app.add_url_rule(path, path, partial(endpoint.handler, context), methods=list(endpoint.methods))
+            handler = partial(endpoint.handler if endpoint.body is None else _json_only(endpoint.handler), context)
+            app.add_url_rule(path, path, handler, methods=list(endpoint.methods))
     return frozenset(path for endpoint in table if endpoint.is_open for path in endpoint.paths)
+
+
+def _json_only(handler: Handler) -> Handler:
+    """The same for bodies that may be JSON; of others nothing is read."""
+
+    async def guarded(context: HttpContext, **parts: str) -> Response:
+        refused = refused_body(request.headers.get("Content-Type", ""), request.headers.get("Content-Encoding", ""))
+        return await handler(context, **parts) if refused is None else error_reply(refused)
+
+    return guarded
 
 
 def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]) -> None:

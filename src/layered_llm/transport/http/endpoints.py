@@ -14,6 +14,7 @@ from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
 from layered_llm.transport.http.models import list_models, retrieve_model
 from layered_llm.transport.http.native.generate import generate
+from layered_llm.transport.http.native.health_generate import health_generate
 from layered_llm.transport.http.native.tokenizer import detokenize, tokenize, tokenizer_info
 from layered_llm.transport.http.openapi.bodies import (
     abort_body,
@@ -155,6 +156,15 @@ def _about_the_server() -> Sequence[Endpoint]:
                 is_open=True,
             )
             for path in ("/health", "/ready", "/ping")
+        ),
+        Endpoint(
+            name="health_generate",
+            path="/health_generate",
+            handler=health_generate,
+            summary="Whether a token comes within 20 s: waits its turn and is computed.",
+            tag="server",
+            answers=json_answer("Health"),
+            errors=_GENERATION_ERRORS[1:],
         ),
         Endpoint(
             name="version",

@@ -85,6 +85,8 @@ class Begun:
     streams: Streams
     accepted: tuple[Accepted, ...]
     """One for each of `streams`."""
+    source: EventSource
+    patience: Patience
 
 
 @attrs.frozen(kw_only=True)
@@ -102,18 +104,29 @@ async def respond(
 
     With `is_one_body` the id of the first prompt's request ends all of them, else each prompt has an id of its own.
     """
+    begun = await _begin(context, exchange, request, is_one_body=is_one_body)
+    if isinstance(begun, ApiError):
+        return error_reply(begun)
+    if request.stream:
+        return _streamed(context, begun, wording.stream(begun))
+    return await _whole(context, begun, wording.whole(begun))
+
+
+async def respond_at_once(context: HttpContext, exchange: Exchange, request: Asked, answer: WholeAnswer) -> Response:
+    """The response to a `request` that is never streamed."""
+    begun = await _begin(context, exchange, request, is_one_body=True)
+    return error_reply(begun) if isinstance(begun, ApiError) else await _whole(context, begun, answer)
+
+
+async def _begin(context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool) -> Begun | ApiError:
     streams = _open_streams(context, exchange, request, is_one_body=is_one_body)
     if isinstance(streams, ApiError):
-        return error_reply(streams)
+        return streams
     patience = context.patience()
     accepted = await _await_queued(context, patience, streams)
     if isinstance(accepted, ApiError):
-        return error_reply(accepted)
-    begun = Begun(streams, accepted)
-    source = open_source(streams, exchange.nursery)
-    if request.stream:
-        return _streamed(context, patience, wording.stream(begun), streams, source)
-    return await _whole(context, patience, wording.whole(begun), streams, source)
+        return accepted
+    return Begun(streams, accepted, open_source(streams, exchange.nursery), patience)
 
 
 def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool) -> Streams | ApiError:
@@ -170,17 +183,15 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-async def _whole(
-    context: HttpContext, patience: Patience, answer: WholeAnswer, streams: Streams, source: EventSource
-) -> Response:
+async def _whole(context: HttpContext, begun: Begun, answer: WholeAnswer) -> Response:
     try:
         while not answer.is_complete:
-            match await next_batch(source, context.drain, patience, math.inf):
+            match await next_batch(begun.source, context.drain, begun.patience, math.inf):
                 case Quiet.OVERDUE:
-                    _close(streams, AbortReason.TIMEOUT)
-                    return error_reply(patience.error())
+                    _close(begun.streams, AbortReason.TIMEOUT)
+                    return error_reply(begun.patience.error())
                 case Quiet.DRAINED | Quiet.SILENCE:
-                    _close(streams, AbortReason.SHUTDOWN)
+                    _close(begun.streams, AbortReason.SHUTDOWN)
                     return error_reply(context.shutting_down())
                 case batch:
                     answer.add(batch)
@@ -192,12 +203,10 @@ async def _whole(
     return json_reply(result)
 
 
-def _streamed(
-    context: HttpContext, patience: Patience, answer: StreamAnswer, streams: Streams, source: EventSource
-) -> Response:
-    writer = _StreamWriter(context=context, patience=patience, streams=streams, source=source, answer=answer)
-    body = _body(writer)
-    response = Response(body, status=HTTPStatus.OK, headers=dict(sse.HEADERS))
+def _streamed(context: HttpContext, begun: Begun, answer: StreamAnswer) -> Response:
+    response = Response(
+        _body(_StreamWriter(context=context, begun=begun, answer=answer)), status=HTTPStatus.OK, headers=dict(sse.HEADERS)
+    )
     response.timeout = None
     return response
 
@@ -211,9 +220,7 @@ async def _body(writer: "_StreamWriter") -> AsyncIterator[bytes]:
 @attrs.define(kw_only=True, eq=False)
 class _StreamWriter:
     _context: HttpContext
-    _patience: Patience
-    _streams: Streams
-    _source: EventSource
+    _begun: Begun
     _answer: StreamAnswer
     _failed: bool = attrs.field(init=False, default=False)
 
@@ -233,19 +240,19 @@ class _StreamWriter:
         finally:
             if self.is_done:
                 # The client may be slow to take the last bytes; what is still open is not to wait for that.
-                _close(self._streams, AbortReason.CLIENT_GONE)
+                _close(self._begun.streams, AbortReason.CLIENT_GONE)
 
     async def _next_bytes(self) -> bytes:
         heartbeat_s = self._context.settings.heartbeat_interval_s
-        batch = await next_batch(self._source, self._context.drain, self._patience, heartbeat_s)
+        batch = await next_batch(self._begun.source, self._context.drain, self._begun.patience, heartbeat_s)
         match batch:
             case Quiet.SILENCE:
                 return sse.HEARTBEAT
             case Quiet.OVERDUE:
-                _close(self._streams, AbortReason.TIMEOUT)
-                return self._fail(self._patience.error())
+                _close(self._begun.streams, AbortReason.TIMEOUT)
+                return self._fail(self._begun.patience.error())
             case Quiet.DRAINED:
-                _close(self._streams, AbortReason.SHUTDOWN)
+                _close(self._begun.streams, AbortReason.SHUTDOWN)
                 return self._fail(self._context.shutting_down())
             case _:
                 return self._answer.encode(batch)

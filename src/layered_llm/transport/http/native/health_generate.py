@@ -1,0 +1,75 @@
+"""`GET /health_generate`: whether a token comes, as SGLang asks it.
+
+Must not know: JSON names of a request, how the engine is reached.
+
+Unlike `/health` it waits its turn and is computed, so that it also finds an engine that is alive and does nothing.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+import attrs
+import trio
+from quart import Response, request
+
+from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.placement import ANYWHERE, Placement
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import ChoiceDelta
+from layered_llm.transport.http.answer import Tally
+from layered_llm.transport.http.api_error import UNAVAILABLE, ApiError
+from layered_llm.transport.http.connection import exchange_of
+from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.generation import respond_at_once
+from layered_llm.transport.http.replies import error_reply
+from layered_llm.transport.http.sources import Batch
+
+LIMIT_S: Final = 20.0
+"""How long the token may take; SGLang's default."""
+
+
+async def health_generate(context: HttpContext) -> Response:
+    """200 when the engine computed a token, else why not."""
+    with trio.move_on_after(LIMIT_S):
+        answer = _OneToken(Tally(1, context.settings.retry_after_s))
+        return await respond_at_once(context, exchange_of(request), _Probe(), answer)
+    return error_reply(
+        ApiError(
+            status=HTTPStatus.SERVICE_UNAVAILABLE,
+            type=UNAVAILABLE,
+            message=f"No token came within {LIMIT_S:g} s.",
+            code="health_timeout",
+            retry_after_s=context.settings.retry_after_s,
+        )
+    )
+
+
+@attrs.frozen
+class _Probe:
+    """Implements `Asked`: one token behind one token."""
+
+    prompts: tuple[Prompt, ...] = attrs.field(factory=lambda: (Prompt.of_token_ids([0]),))
+    params: SamplingParams = attrs.field(factory=lambda: SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    placement: Placement = ANYWHERE
+    stream: bool = False
+
+
+@attrs.define
+class _OneToken:
+    """Implements `WholeAnswer`."""
+
+    _tally: Tally
+
+    @property
+    def is_complete(self) -> bool:
+        return self._tally.is_complete
+
+    def add(self, batch: Batch) -> None:
+        for _, event in batch:
+            if isinstance(event, ChoiceDelta):
+                self._tally.note_delta(event)
+            else:
+                self._tally.note_end(event)
+
+    def result(self) -> dict[str, str] | ApiError:
+        return {"status": "ok"} if self._tally.error is None else self._tally.error
