@@ -1,36 +1,39 @@
-from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.memory import available_bytes
-from layered_llm.runtime.pool_size import PoolSize, size_pool
+from layered_llm.runtime.pool_size import PoolSize, PoolWish, chosen_context, size_pool
 
 MIB = 1 << 20
+WISH = PoolWish(num_pages=None, memory_ratio=0.5, page_size_tokens=16, page_bytes=MIB, context_tokens=8192, slots=256)
 
 
-def pool(**changes: int | None) -> PoolSize:
-    values: dict[str, int | None] = {
-        "num_pages": None,
-        "page_size_tokens": 16,
-        "page_bytes": MIB,
-        "context_tokens": 100,
-        "weight_bytes": 100 * MIB,
-        "free_bytes": 1000 * MIB,
-    }
-    return size_pool(**(values | changes))  # type: ignore[arg-type]  # a dict of mixed types
+def pool(*, weight_bytes: int = 100 * MIB, free_bytes: int | None = 1000 * MIB, **changes: Any) -> PoolSize:
+    return size_pool(attrs.evolve(WISH, **changes), weight_bytes=weight_bytes, free_bytes=free_bytes)
 
 
-def test_the_default_is_four_full_contexts() -> None:
-    assert PoolSize(pages=28, context_tokens=100) == pool()
+@pytest.mark.parametrize(("ratio", "pages"), [(0.5, 322), (0.25, 161), (1.0, 644)])
+def test_the_default_is_a_part_of_the_free_memory_and_caps_the_context(ratio: float, pages: int) -> None:
+    assert PoolSize(pages=pages, context_tokens=min(8192, 16 * pages)) == pool(memory_ratio=ratio)
 
 
-def test_the_default_shrinks_to_half_of_what_is_free_and_caps_the_context() -> None:
-    assert PoolSize(pages=322, context_tokens=5152) == pool(context_tokens=8192)
+def test_the_default_is_no_more_than_all_slots_can_fill() -> None:
+    assert PoolSize(pages=3 * 7, context_tokens=100) == pool(context_tokens=100, slots=3)
+
+
+@pytest.mark.parametrize(("slots", "pages"), [(256, 4 * 7), (2, 2 * 7)])
+def test_the_default_is_four_full_contexts_where_the_memory_is_unknown(slots: int, pages: int) -> None:
+    assert PoolSize(pages=pages, context_tokens=100) == pool(context_tokens=100, slots=slots, free_bytes=None)
 
 
 def test_a_named_size_is_taken_and_caps_the_context() -> None:
     assert PoolSize(pages=3, context_tokens=48) == pool(num_pages=3)
+
+
+def test_a_named_size_may_exceed_the_ratio() -> None:
+    assert 644 == pool(num_pages=644, memory_ratio=0.1).pages
 
 
 def test_a_named_size_that_does_not_fit_is_refused_with_the_numbers() -> None:
@@ -44,28 +47,14 @@ def test_weights_that_leave_no_page_are_refused() -> None:
 
 
 def test_nothing_is_checked_where_the_memory_is_unknown() -> None:
-    assert PoolSize(pages=1 << 20, context_tokens=100) == pool(num_pages=1 << 20, free_bytes=None)
+    assert PoolSize(pages=1 << 20, context_tokens=8192) == pool(num_pages=1 << 20, free_bytes=None)
 
 
-def write(root: Path, path: str, text: str) -> None:
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
+@pytest.mark.parametrize(("override", "tokens"), [(None, 100), (100, 100), (1, 1)])
+def test_a_context_may_be_shortened(override: int | None, tokens: int) -> None:
+    assert tokens == chosen_context(100, override)
 
 
-def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
-    write(tmp_path, "proc/meminfo", "MemTotal: 4000 kB\nMemAvailable:    3000 kB\n")
-    write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
-    write(tmp_path, "sys/fs/cgroup/memory.current", "5\n")
-    assert 3000 * 1024 == available_bytes(tmp_path)
-
-
-def test_a_control_groups_limit_counts_without_its_page_cache(tmp_path: Path) -> None:
-    write(tmp_path, "proc/meminfo", "MemAvailable: 3000 kB\n")
-    write(tmp_path, "sys/fs/cgroup/memory.max", "100000\n")
-    write(tmp_path, "sys/fs/cgroup/memory.current", "90000\n")
-    write(tmp_path, "sys/fs/cgroup/memory.stat", "anon 5\ninactive_file 30000\n")
-    assert 40000 == available_bytes(tmp_path)
-
-
-def test_free_memory_may_be_unknown(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path) is None
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(DeviceError, match="a context of 101 tokens was asked for, but the model's own is 100"):
+        chosen_context(100, 101)

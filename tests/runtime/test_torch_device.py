@@ -194,9 +194,14 @@ def test_limits_say_what_was_opened(checkpoint: Any) -> None:
     )
 
 
-def test_the_default_pool_holds_four_contexts(checkpoint: Any) -> None:
+def test_the_default_pool_holds_a_context_of_each_slot_where_memory_allows_it(checkpoint: Any) -> None:
     limits = open_cpu(checkpoint("llama")[0], num_pages=None, context_override=100, page_size_tokens=16).limits
-    assert (28, 100) == (limits.pages, limits.context_tokens)
+    assert (8 * 7, 100) == (limits.pages, limits.context_tokens)
+
+
+def test_a_context_beyond_the_models_is_refused(checkpoint: Any) -> None:
+    with pytest.raises(DeviceError, match="a context of 257 tokens was asked for, but the model's own is 256"):
+        open_cpu(checkpoint("llama")[0], context_override=257)
 
 
 PENALTIES: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ def make_options(model: Path, **changes: Any) -> RuntimeOptions:
         "model": model,
         "dtype": "auto",
         "num_pages": 64,
+        "memory_ratio": 0.5,
         "page_size_tokens": 4,
         "max_slots": 8,
         "context_override": None,

@@ -12,7 +12,7 @@ from layered_llm.runtime.device import Device, DeviceError
 from layered_llm.runtime.model_config import read_size
 from layered_llm.runtime.model_files import read_raw_config
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
-from layered_llm.runtime.pool_size import size_pool
+from layered_llm.runtime.pool_size import chosen_context, size_pool
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
 
@@ -57,14 +57,10 @@ def _open_scripted(options: RuntimeOptions, *, now_us: Callable[[], int], wait: 
 def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
     raw = read_raw_config(options.model)
     context = read_size(raw, "max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
-    pool = size_pool(
-        num_pages=options.num_pages,
-        page_size_tokens=options.page_size_tokens,
-        page_bytes=options.page_size_tokens * _CELL_BYTES,
-        context_tokens=min(context, options.context_override or context),
-        weight_bytes=0,
-        free_bytes=None,
+    wish = options.pool_wish(
+        page_bytes=options.page_size_tokens * _CELL_BYTES, context_tokens=chosen_context(context, options.context_override)
     )
+    pool = size_pool(wish, weight_bytes=0, free_bytes=None)
     return RuntimeLimits(
         pages=pool.pages,
         page_size_tokens=options.page_size_tokens,

@@ -17,7 +17,7 @@ from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
-from layered_llm.runtime.pool_size import PoolSize, size_pool
+from layered_llm.runtime.pool_size import PoolSize, chosen_context, size_pool
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.weights import CheckpointReader
 
@@ -67,11 +67,11 @@ def _head_copy_bytes(config: ModelConfig) -> int:
 
 
 def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int) -> PoolSize:
-    return size_pool(
-        num_pages=options.num_pages,
-        page_size_tokens=options.page_size_tokens,
+    wish = options.pool_wish(
         page_bytes=page_bytes(config, options.page_size_tokens),
-        context_tokens=min(config.context_tokens, options.context_override or config.context_tokens),
-        weight_bytes=weight_bytes,
-        free_bytes=available_bytes(),
+        context_tokens=chosen_context(config.context_tokens, options.context_override),
     )
+    pool = size_pool(wish, weight_bytes=weight_bytes, free_bytes=available_bytes())
+    if pool.context_tokens < wish.context_tokens:
+        _LOG.warning("the KV pool holds %d of the context's %d tokens", pool.context_tokens, wish.context_tokens)
+    return pool

@@ -26,6 +26,7 @@ def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
         model=checkpoint,
         dtype=settings.dtype,
         num_pages=settings.num_pages,
+        memory_ratio=settings.memory_ratio,
         page_size_tokens=settings.page_size,
         max_slots=settings.max_running_requests,
         context_override=settings.max_seq_len_override,

@@ -171,7 +171,16 @@ class Settings:
         "cpu, or scripted: a device that computes nothing, for tests", default="cpu", group="runtime", choices=DEVICES
     )
     page_size: int = _setting("tokens of one KV page", default=16, group="runtime", aliases=("--block-size",), low=1)
-    num_pages: int | None = _setting("pages of the KV pool (default: four full contexts)", default=None, group="runtime", low=1)
+    num_pages: int | None = _setting(
+        "pages of the KV pool (default: what --memory-ratio allows)", default=None, group="runtime", low=1
+    )
+    memory_ratio: float = _setting(
+        "the KV pool's part of the free memory, less the weights; pages take memory when they are first used",
+        default=0.5,
+        group="runtime",
+        low=0.001,
+        high=1,
+    )
     threads: int | None = _setting("threads of the CPU device (default: torch's choice)", default=None, group="runtime", low=1)
     scripted_output: str = _setting(
         "what the scripted device says: its prompt again, or letters that depend on the whole history",
