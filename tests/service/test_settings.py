@@ -60,7 +60,8 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         ("LAYERED_LLM_PORT", "65536", "65535"),
         ("LAYERED_LLM_PORT", "-1", "at least 0"),
         ("LAYERED_LLM_ANY_MODEL_NAME", "maybe", "true or false"),
-        ("LAYERED_LLM_DEVICE", "tpu", "cpu, scripted"),
+        ("LAYERED_LLM_DEVICE", "cuda", "must be one of cpu, scripted, got 'cuda': there are no kernels for GPUs yet"),
+        ("LAYERED_LLM_TENSOR_PARALLEL_SIZE", "2", "at most 1, got 2: a model is not split over several ranks yet"),
         ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "inf", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be a finite"),
         ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "nan", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be a finite"),
         ("LAYERED_LLM_HEARTBEAT_INTERVAL_S", "0", "LAYERED_LLM_HEARTBEAT_INTERVAL_S must be at least 0.01"),
@@ -69,6 +70,31 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
 def test_a_wrong_setting_is_refused_with_what_is_allowed(variable: str, value: str, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         load(None, {variable: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device", "cuda"), "--device must be one of cpu, scripted, got 'cuda': there are no kernels for GPUs yet"),
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size must be at most 1, got 2: a model is not split"),
+        (("--log-level", "loud"), "--log-level must be one of debug, info, warning, error, got 'loud'"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_what_is_allowed(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(parse(*words), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [(("--log-level", "DEBUG"), {}), ((), {"LAYERED_LLM_LOG_LEVEL": "Debug"}), ((), {"LAYERED_LLM_LOG_LEVEL": "debug"})],
+)
+def test_choices_may_be_written_in_capitals(words: tuple[str, ...], environment: dict[str, str]) -> None:
+    assert "debug" == load(parse(*words), environment).log_level
+
+
+def test_a_single_rank_may_be_asked_for() -> None:
+    assert 1 == load(parse("--tp-size", "1"), {}).tensor_parallel_size
 
 
 def test_settings_travel_to_other_processes_unchanged() -> None:

@@ -61,7 +61,8 @@ def other_value(field: "attrs.Attribute[Any]", default: Any) -> Any:
         case bool():
             return not default
         case int() | float():
-            return default + 1
+            high = field.metadata["high"]
+            return default + 1 if high is None or default + 1 <= high else high
         case tuple():
             return ("a", "b")
         case _:

@@ -97,7 +97,7 @@ class _Version(argparse.Action):
 
 
 def _no_command(name: str, commands: dict[str, Callable[[list[str]], int]]) -> str:
-    if Path(name).is_dir():
+    if Path(name).exists():
         return f"{name} is no command; to serve that model: {PROGRAM} serve {name}"
     return f"{name} is no command{closest(name, commands)}; there are {', '.join(commands)}"
 

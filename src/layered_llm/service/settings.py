@@ -168,7 +168,20 @@ class Settings:
     )
 
     device: str = _setting(
-        "cpu, or scripted: a device that computes nothing, for tests", default="cpu", group="runtime", choices=DEVICES
+        "cpu, or scripted: a device that computes nothing, for tests",
+        default="cpu",
+        group="runtime",
+        choices=DEVICES,
+        limit_reason="there are no kernels for GPUs yet",
+    )
+    tensor_parallel_size: int = _setting(
+        "ranks that a model is split over; only 1 so far",
+        default=1,
+        group="runtime",
+        aliases=("--tp-size",),
+        low=1,
+        high=1,
+        limit_reason="a model is not split over several ranks yet",
     )
     page_size: int = _setting("tokens of one KV page", default=16, group="runtime", aliases=("--block-size",), low=1)
     num_pages: int | None = _setting(

@@ -35,10 +35,19 @@ def setting(
     low: float = 0,
     high: float | None = None,
     is_secret: bool = False,
+    limit_reason: str = "",
 ) -> Any:
-    """A field of the table: `aliases` are further flags; numbers are in `low` … `high`; a secret is never shown."""
+    """A field of the table: `aliases` are further flags; numbers are in `low` … `high`; a secret is never shown.
+
+    `choices` are in lower case, and values are turned into it. `limit_reason` ends the message for a value that is not allowed.
+    """
     metadata = {"help": help_text, "group": group, "aliases": aliases, "choices": choices, "low": low, "high": high}
-    return attrs.field(default=default, repr=not is_secret, metadata={**metadata, "is_secret": is_secret})
+    metadata |= {"is_secret": is_secret, "limit_reason": limit_reason}
+    return attrs.field(default=default, repr=not is_secret, metadata=metadata, converter=_lower if choices else None)
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def flag(name: str) -> str:
@@ -74,8 +83,9 @@ def got(field: Field, value: Any) -> str:
 def check(field: Field, value: Any, name: str) -> None:
     """Raises SettingsError, which calls the setting `name`, for a value of the right type that is not allowed."""
     meta = field.metadata
-    if meta["choices"] and value not in meta["choices"]:
-        raise SettingsError(f"{name} must be one of {', '.join(meta['choices'])}, got {value!r}")
+    reason = f": {meta['limit_reason']}" if meta["limit_reason"] else ""
+    if meta["choices"] and _lower(value) not in meta["choices"]:
+        raise SettingsError(f"{name} must be one of {', '.join(meta['choices'])}, got {value!r}{reason}")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if not -math.inf < value < math.inf:
@@ -83,4 +93,4 @@ def check(field: Field, value: Any, name: str) -> None:
     if value < meta["low"]:
         raise SettingsError(f"{name} must be at least {meta['low']:g}, got {value:g}")
     if meta["high"] is not None and value > meta["high"]:
-        raise SettingsError(f"{name} must be at most {meta['high']:g}, got {value:g}")
+        raise SettingsError(f"{name} must be at most {meta['high']:g}, got {value:g}{reason}")

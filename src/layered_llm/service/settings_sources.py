@@ -94,9 +94,8 @@ def _add_flag(group: "argparse._ArgumentGroup", field: Field, default: Any) -> N
     if base_type(field) is bool:
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options |= {"type": base_type(field), "choices": meta["choices"] or None}
-        options |= {"nargs": "+"} if is_tuple(field) else {}
-        options |= {} if meta["choices"] else {"metavar": metavar(field)}
+        shown = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else metavar(field)
+        options |= {"type": base_type(field), "metavar": shown} | ({"nargs": "+"} if is_tuple(field) else {})
     group.add_argument(flag(field.name), *meta["aliases"], **options)
 
 
