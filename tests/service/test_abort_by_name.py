@@ -94,6 +94,30 @@ async def test_the_first_request_of_a_body_names_all_of_it_also_when_it_has_ende
         assert 0 == await client.abort(second.request)
 
 
+async def test_a_request_is_known_by_what_its_client_calls_it_too() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        named, unnamed = opened(client, owner), opened(client, owner)
+        named.call("mine")
+
+        assert 0 == await client.abort(None, names=("other",))
+        assert 1 == await client.abort(None, names=("chatcmpl-mine", "mine"))
+        assert [True, False] == [named.was_left, unnamed.was_left]
+
+
+@pytest.mark.parametrize("request_", [None, compose_request_id(API, 99)])
+async def test_another_process_is_asked_by_the_name_whatever_the_id_looks_like(request_: RequestId | None) -> None:
+    client, supervisor, sink = ready_client(connection()), Outbox[ApiToSupervisor](10), Sink()
+    client.on_supervisor(supervisor)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.abort, request_, "", ("mine",))
+        await wait_all_tasks_blocked()
+        await supervisor.drain(sink)
+        client.on_answer(RequestsAborted(query=1, count=1))
+
+    assert [AbortByName(query=1, request=request_, names=("mine",))] == sink.taken
+
+
 async def test_the_supervisor_is_not_asked_for_a_request_of_ones_own() -> None:
     client, supervisor = ready_client(connection()), Outbox[ApiToSupervisor](10)
     client.on_supervisor(supervisor)

@@ -83,6 +83,7 @@ class FakeStream:
     _verdict: Accepted | Rejected | Exception | None = attrs.field(init=False, default=None)
     _events: deque[StreamEvent | Exception] = attrs.field(init=False, factory=deque)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    name: str | None = attrs.field(init=False, default=None)
     body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
@@ -132,6 +133,9 @@ class FakeStream:
 
     def join(self, first: RequestId) -> None:
         self.body = first
+
+    def call(self, name: str) -> None:
+        self.name = name
 
     def close(self, reason: AbortReason) -> None:
         self.closes += 1
@@ -233,12 +237,13 @@ class FakeEngine:
             asked.tell(answer)
         return asked
 
-    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
+    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
         await trio.lowlevel.checkpoint()
         if self.is_abort_unanswered:
             raise EngineLost
         own = [stream for stream in self.streams if not stream.is_over and stream.placement.tenant == tenant]
-        named = [stream for stream in own if request in (None, stream.body)]
+        is_for_all = request is None and not names
+        named = [stream for stream in own if is_for_all or request == stream.body or stream.name in names]
         for stream in named:
             stream.close(AbortReason.ADMINISTRATIVE)
         return len(named)

@@ -281,7 +281,13 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     supervision.Stop: st.builds(supervision.Stop),
     supervision.StateQuery: st.builds(supervision.StateQuery, query=ids),
     supervision.StateReport: state_reports,
-    supervision.AbortByName: st.builds(supervision.AbortByName, query=ids, request=st.one_of(st.none(), ids), tenant=st.text()),
+    supervision.AbortByName: st.builds(
+        supervision.AbortByName,
+        query=ids,
+        request=st.none() | ids,
+        tenant=st.text(),
+        names=st.lists(texts, max_size=2).map(tuple),
+    ),
     supervision.RequestsAborted: st.builds(supervision.RequestsAborted, query=ids, count=counts),
     supervision.EngineState: st.builds(
         supervision.EngineState,

@@ -24,15 +24,17 @@ def test_any_worker_ends_any_request_by_its_id(model: Path) -> None:
     with hypercorn_server(settings, "-w", "2") as server, ExitStack() as opened:
         eventually(lambda: len(server.state()["api"]) == 2)
         streams = []
-        for _ in range(STREAMS):
+        for number in range(STREAMS):
             client = opened.enter_context(server.client())
-            response = opened.enter_context(client.stream("POST", "/v1/completions", json=BODY))
+            body = BODY if number % 2 else {**BODY, "request_id": f"mine-{number}"}
+            response = opened.enter_context(client.stream("POST", "/v1/completions", json=body))
             streams.append((lines := response.iter_lines(), first_id(lines)))
 
         orders = [server.post("/abort_request", {"rid": public}) for _, public in streams]
         repeated = [server.post("/abort_request", {"rid": public}).status_code for _, public in streams]
         ends = [[line for line in lines if line][-2:] for lines, _ in streams]
 
+        assert [f"cmpl-mine-{number}" for number in range(0, STREAMS, 2)] == [public for _, public in streams][::2]
         assert [(200, {"aborted": 1})] * STREAMS == [(order.status_code, order.json()) for order in orders]
         assert [404] * STREAMS == repeated
         assert [("aborted", "data: [DONE]")] * STREAMS == [(data(error)["error"]["code"], done) for error, done in ends]

@@ -181,24 +181,26 @@ class EngineClient:
             return EngineState(query=question.query, reports=(own,), silent=(Role.SUPERVISOR.value,))
         return answer
 
-    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
-        """Ends the tenant's body that `request` names, whichever API process has it, or all; returns how many were open.
+    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+        """Ends the tenant's body that `request` or one of `names` names, whichever API process has it, or all.
 
-        Raises EngineLost when another API process may have it and does not answer.
+        Returns how many were open. Raises EngineLost when another API process may have it and does not answer.
         """
-        count = self.abort_here(request, tenant)
-        is_ours = request is not None and api_of(request) == self._api
+        count = self.abort_here(request, tenant, names)
+        is_ours = request is not None and api_of(request) == self._api and (count > 0 or not names)
         if is_ours or self._supervisor is None:  # without a supervisor no API process has anything open
             return count
-        answer = await self._ask(self._supervisor, AbortByName(query=self._new_query(), request=request, tenant=tenant))
+        order = AbortByName(query=self._new_query(), request=request, tenant=tenant, names=names)
+        answer = await self._ask(self._supervisor, order)
         if not isinstance(answer, RequestsAborted):
             raise EngineLost("the process that may have the request does not answer")
         return count + answer.count
 
-    def abort_here(self, request: RequestId | None, tenant: str) -> int:
+    def abort_here(self, request: RequestId | None, tenant: str, names: tuple[str, ...] = ()) -> int:
         """The same for what this process has open."""
+        is_for_all = request is None and not names
         own = [stream for stream in self._streams.values() if stream.tenant == tenant]
-        named = [stream for stream in own if request is None or stream.body == request]
+        named = [stream for stream in own if is_for_all or stream.body == request or stream.name in names]
         for stream in named:
             self.close(stream, AbortReason.ADMINISTRATIVE)
         return len(named)

@@ -109,8 +109,8 @@ class EngineConnection:
                         self._follow(order, nursery)
                     case StateQuery(query=query):
                         self._to_supervisor.emit(self._client.report(query))
-                    case AbortByName(query=query, request=request, tenant=tenant):
-                        count = self._client.abort_here(request, tenant)
+                    case AbortByName(query=query, request=request, tenant=tenant, names=names):
+                        count = self._client.abort_here(request, tenant, names)
                         self._to_supervisor.emit(RequestsAborted(query=query, count=count))
                     case EngineState() | RequestsAborted():
                         self._client.on_answer(order)

@@ -34,6 +34,9 @@ class RequestStream:
     body: RequestId = attrs.field(init=False)
     """The first request of the body that this one belongs to: itself, unless it joined another."""
 
+    name: str | None = attrs.field(init=False, default=None)
+    """What its client calls it."""
+
     @body.default
     def _own_body(self) -> RequestId:
         return self._record.request
@@ -80,6 +83,10 @@ class RequestStream:
     def join(self, first: RequestId) -> None:
         """Who ends `first` by its id ends this request too."""
         self.body = first
+
+    def call(self, name: str) -> None:
+        """Who ends `name` ends this request."""
+        self.name = name
 
     def close(self, reason: AbortReason) -> None:
         """Leaves the request; harmless when it is over."""

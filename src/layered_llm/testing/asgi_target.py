@@ -163,8 +163,8 @@ class _Switch:
     ) -> EngineQuestion | Rejected:
         return self._present.ask(owner, question, tenant)
 
-    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
-        return await self._present.abort(request, tenant)
+    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+        return await self._present.abort(request, tenant, names)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self._present.state(flush_cache=flush_cache)

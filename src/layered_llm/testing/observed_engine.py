@@ -62,6 +62,9 @@ class ObservedStream:
     def join(self, first: RequestId) -> None:
         self.stream.join(first)
 
+    def call(self, name: str) -> None:
+        self.stream.call(name)
+
     def close(self, reason: AbortReason) -> None:
         self.stream.close(reason)
 
@@ -127,8 +130,8 @@ class ObservedEngine:
             self.questions.append(asked)
         return asked
 
-    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
-        return await self.client.abort(request, tenant)
+    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+        return await self.client.abort(request, tenant, names)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         return await self.client.state(flush_cache=flush_cache)

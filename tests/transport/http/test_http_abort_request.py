@@ -71,7 +71,38 @@ async def test_all_requests_are_ended_whatever_their_ids_also_those_that_are_not
     assert {"aborted": 1} == answer.json()
 
 
-@pytest.mark.parametrize("rid", [CHAT_ID, "chatcmpl-ffffffffffffffff"])
+BY_BODY: tuple[dict[str, str], dict[str, str]] = ({"request_id": "my-1"}, {})
+BY_HEADER: tuple[dict[str, str], dict[str, str]] = ({}, {"X-Request-Id": "my-1"})
+
+
+@pytest.mark.parametrize("asked", [BY_BODY, BY_HEADER, ({"request_id": "my-1"}, {"X-Request-Id": "other"})])
+@pytest.mark.parametrize("rid", ["chatcmpl-my-1", "my-1"])
+async def test_a_request_is_known_by_what_its_client_calls_it(asked: tuple[dict[str, str], dict[str, str]], rid: str) -> None:
+    engine = FakeEngine(answering(text_delta("a")))
+    app, (fields, headers) = application(engine), asked
+    call = Call(app)
+    async with trio.open_nursery() as nursery:
+        body = json.dumps({**CHAT_BODY, "stream": True, **fields}).encode()
+        nursery.start_soon(call.run, "POST", CHAT, body, headers)
+        await engine.wait_opened()
+        await wait_all_tasks_blocked()
+        answer = await post(app, ABORT, {"rid": rid})
+
+    assert "chatcmpl-my-1" == call.exchange.events()[0]["id"]
+    assert (200, {"aborted": 1}) == (answer.status, answer.json())
+    assert headers.get("X-Request-Id", "feed") == call.exchange.headers["x-request-id"]
+
+
+async def test_all_prompts_of_a_body_have_its_clients_name() -> None:
+    engine = FakeEngine(accepting)
+    body = {"prompt": ["x", "y"], "request_id": "my-1"}
+
+    _, answer = await aborted_while_open(engine, COMPLETIONS, body, {"rid": "cmpl-my-1"})
+
+    assert {"aborted": 2} == answer.json()
+
+
+@pytest.mark.parametrize("rid", [CHAT_ID, "chatcmpl-ffffffffffffffff", "my-request", "chatcmpl-"])
 async def test_an_id_that_is_not_open_is_a_404(rid: str) -> None:
     answer = await post(application(FakeEngine()), ABORT, {"rid": rid})
 
@@ -87,7 +118,8 @@ async def test_an_id_that_is_not_open_is_a_404(rid: str) -> None:
         ({"rid": None}, "rid"),
         ({"rid": 7}, "rid"),
         ({"rid": ["chatcmpl-00"]}, "rid"),
-        ({"id": "my-request"}, "id"),
+        ({"id": "x" * 257}, "id"),
+        ({"id": "\ud800"}, "id"),
         ({"rid": CHAT_ID, "abort_all": True}, "rid"),
         ({"rid": CHAT_ID, "id": CHAT_ID}, "rid"),
         ({"abort_all": 1}, "abort_all"),

@@ -249,3 +249,20 @@ async def test_an_answer_that_is_not_complete_can_be_ended_by_its_id() -> None:
 
     assert ({"aborted": 1}, 503) == (answer.json(), call.exchange.status)
     assert [AbortReason.ADMINISTRATIVE] == engine.aborts
+
+
+async def test_one_prompt_of_several_can_be_ended_by_what_its_client_calls_it() -> None:
+    engine = FakeEngine(accepting)
+    app = application(engine)
+    call = Call(app)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": ["x", "y"], "rid": ["a", "b"]}')
+        await engine.wait_opened(2)
+        await wait_all_tasks_blocked()
+        answer = await post(app, "/abort_request", {"rid": "b"})
+        call.gone.set()
+
+    assert {"aborted": 1} == answer.json()
+    assert [[], [AbortReason.ADMINISTRATIVE]] == [
+        [reason for reason in stream.aborts if reason is AbortReason.ADMINISTRATIVE] for stream in engine.streams
+    ]

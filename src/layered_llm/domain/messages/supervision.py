@@ -166,7 +166,8 @@ class AbortByName:
 
     query: int
     request: RequestId | None
-    """None for all."""
+    names: tuple[str, ...] = ()
+    """What the request's client may have called it. Without a request and without names all are meant."""
     tenant: str = ""
 
 

@@ -3,7 +3,8 @@ API key that it comes with.
 
 Must not know: how the process that has a request is found.
 
-The body is SGLang's, `{"rid": "chatcmpl-…"}` or `{"abort_all": true}`; `id` and `request_id` are taken for `rid` too.
+The body is SGLang's, `{"rid": "chatcmpl-…"}` or `{"abort_all": true}`; `id` and `request_id` are taken for `rid` too. What the
+client itself called the request, in its body or in X-Request-Id, names it with and without the prefix of the response's id.
 """
 
 from typing import Final
@@ -11,16 +12,18 @@ from typing import Final
 from quart import Response, request
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.ids import RequestId
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
-from layered_llm.transport.http.openai_schema.fields import MalformedBody, decode_object
-from layered_llm.transport.http.public_ids import request_of
+from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS
+from layered_llm.transport.http.openai_schema.fields import MalformedBody, decode_object, text
+from layered_llm.transport.http.public_ids import names_of, request_of
 from layered_llm.transport.http.replies import error_reply, json_reply
 
+_LONGEST_ID_CHARS: Final = 2 * MAX_REQUEST_ID_CHARS
+"""Every id that a response may have is shorter."""
 _NAMES: Final = ("rid", "id", "request_id")
 
 
@@ -31,7 +34,11 @@ async def abort_request(context: HttpContext) -> Response:
     if isinstance(asked, ApiError):
         return error_reply(asked)
     try:
-        count = await context.engine.abort(asked, exchange_of(request).tenant)
+        tenant = exchange_of(request).tenant
+        if asked is None:
+            count = await context.engine.abort(None, tenant)
+        else:
+            count = await context.engine.abort(request_of(asked), tenant, names_of(asked))
     except EngineLost:
         return error_reply(api_error.abort_unanswered(context.settings.retry_after_s))
     if asked is not None and not count:
@@ -39,8 +46,8 @@ async def abort_request(context: HttpContext) -> Response:
     return json_reply({"aborted": count})
 
 
-def _asked(body: bytes) -> RequestId | ApiError | None:
-    """The request to end, None for all."""
+def _asked(body: bytes) -> str | ApiError | None:
+    """The id of the request to end, None for all."""
     try:
         fields = decode_object(body)
     except MalformedBody as error:
@@ -54,7 +61,14 @@ def _asked(body: bytes) -> RequestId | ApiError | None:
     if is_for_all:
         return None
     (name,) = named
-    asked = request_of(fields[name]) if isinstance(fields[name], str) else None
-    if asked is None:
-        return api_error.bad_parameter(ParameterError(name, f"{name} must be the id of a response of this server"))
+    try:
+        return _checked(name, fields[name])
+    except ParameterError as error:
+        return api_error.bad_parameter(error)
+
+
+def _checked(param: str, value: object) -> str:
+    asked = text(param, value)
+    if len(asked) > _LONGEST_ID_CHARS:
+        raise ParameterError(param, f"{param} must have at most {_LONGEST_ID_CHARS} characters, got {len(asked)}")
     return asked

@@ -99,7 +99,9 @@ def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]
     @app.before_request
     async def begin() -> Response | None:
         asked = request.headers.get(REQUEST_ID_HEADER, "")
-        g.request_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else context.new_hex_id()
+        exchange = exchange_of(request)
+        exchange.client_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else None
+        g.request_id = exchange.client_id or context.new_hex_id()
         return _no_content() if request.method == "OPTIONS" else _refused(context, open_routes)
 
     @app.after_request

@@ -35,6 +35,8 @@ class Exchange:
     """For tasks that live no longer than the exchange; it is cancelled as soon as the response is sent."""
     tenant: str = ""
     """Whose API key it came with; set before there is a handler."""
+    client_id: str | None = None
+    """The request id that the client named in a header."""
 
 
 def exchange_of(request: Request) -> Exchange:

@@ -37,6 +37,9 @@ class EngineStream(Protocol):
     def join(self, first: RequestId) -> None:
         """Makes the request a part of the body whose first one is `first`: `Engine.abort` of that ends this one too."""
 
+    def call(self, name: str) -> None:
+        """Gives the request a name of its client's, by which `Engine.abort` knows it too."""
+
     def close(self, reason: AbortReason) -> None:
         """Leaves the request: emits one Abort unless it has ended or was rejected. Synchronous, and harmless when repeated."""
 
@@ -80,11 +83,12 @@ class Engine(Protocol):
     ) -> EngineQuestion | Rejected:
         """Asks a text worker the question that `question` makes of its id; as `open` in everything else."""
 
-    async def abort(self, request: RequestId | None, tenant: str = "") -> int:
-        """Ends the body whose first request is `request`, whichever process has it, or all; returns how many were open.
+    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+        """Ends the body whose first request is `request` and what is called by one of `names`, whichever process has it.
 
-        Only what the tenant opened counts; another one's request is as one that is not open. Their readers hear RequestAborted.
-        Raises EngineLost when it cannot be known whether the request is open.
+        With neither it ends all. Returns how many were open. Only what the tenant opened counts; another one's request is as
+        one that is not open. Their readers hear RequestAborted. Raises EngineLost when it cannot be known whether the request
+        is open.
         """
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

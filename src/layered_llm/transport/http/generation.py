@@ -85,6 +85,8 @@ class Begun:
     streams: Streams
     accepted: tuple[Accepted, ...]
     """One for each of `streams`."""
+    names: Sequence[str]
+    """What the client calls each of `streams`; none where it has no names for them."""
     source: EventSource
     patience: Patience
 
@@ -98,13 +100,20 @@ class Wording:
 
 
 async def respond(
-    context: HttpContext, exchange: Exchange, request: Asked, wording: Wording, *, is_one_body: bool = True
+    context: HttpContext,
+    exchange: Exchange,
+    request: Asked,
+    wording: Wording,
+    *,
+    is_one_body: bool = True,
+    names: Sequence[str] = (),
 ) -> Response:
     """The response to `request`; all that it opens belongs to `exchange`.
 
-    With `is_one_body` the id of the first prompt's request ends all of them, else each prompt has an id of its own.
+    With `is_one_body` the id of the first prompt's request ends all of them, else each prompt has an id of its own. `names` are
+    what the client calls the request of each prompt, or none.
     """
-    begun = await _begin(context, exchange, request, is_one_body=is_one_body)
+    begun = await _begin(context, exchange, request, is_one_body=is_one_body, names=names)
     if isinstance(begun, ApiError):
         return error_reply(begun)
     if request.stream:
@@ -118,15 +127,19 @@ async def respond_at_once(context: HttpContext, exchange: Exchange, request: Ask
     return error_reply(begun) if isinstance(begun, ApiError) else await _whole(context, begun, answer)
 
 
-async def _begin(context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool) -> Begun | ApiError:
+async def _begin(
+    context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool, names: Sequence[str] = ()
+) -> Begun | ApiError:
     streams = _open_streams(context, exchange, request, is_one_body=is_one_body)
     if isinstance(streams, ApiError):
         return streams
+    for stream, name in zip(streams, names, strict=False):
+        stream.call(name)
     patience = context.patience()
     accepted = await _await_queued(context, patience, streams)
     if isinstance(accepted, ApiError):
         return accepted
-    return Begun(streams, accepted, open_source(streams, exchange.nursery), patience)
+    return Begun(streams, accepted, names, open_source(streams, exchange.nursery), patience)
 
 
 def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool) -> Streams | ApiError:

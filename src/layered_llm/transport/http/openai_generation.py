@@ -32,7 +32,9 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
         stream=lambda begun: StreamedAnswer(plan(begun)),
         whole=lambda begun: WholeAnswer(plan(begun)),
     )
-    return await respond(context, exchange, request, wording)
+    name = request.request_id or exchange.client_id
+    names = () if name is None else (name,) * len(request.prompts)
+    return await respond(context, exchange, request, wording, names=names)
 
 
 def _plan(context: HttpContext, request: GenerationRequest, shape: Shape, model: str, begun: Begun) -> AnswerPlan:
@@ -40,7 +42,7 @@ def _plan(context: HttpContext, request: GenerationRequest, shape: Shape, model:
     return AnswerPlan(
         shape=shape,
         head=ResponseHead(
-            id=public_id(shape.id_prefix, begun.streams[0].request),
+            id=public_id(shape.id_prefix, begun.streams[0].request, next(iter(begun.names), None)),
             created_s=int(context.wall_clock()),
             model=model,
             fingerprint=context.settings.about.fingerprint,

@@ -26,12 +26,13 @@ async def generate(context: HttpContext) -> Response:
     def answer(begun: Begun) -> NativeAnswer:
         return NativeAnswer(_plan(context, asked, begun))
 
-    return await respond(context, exchange_of(request), asked, Wording(stream=answer, whole=answer), is_one_body=False)
+    wording = Wording(stream=answer, whole=answer)
+    return await respond(context, exchange_of(request), asked, wording, is_one_body=False, names=asked.rids)
 
 
 def _plan(context: HttpContext, asked: NativeRequest, begun: Begun) -> NativePlan:
     return NativePlan(
-        ids=asked.rids or [public_id(NATIVE_PREFIX, stream.request) for stream in begun.streams],
+        ids=begun.names or [public_id(NATIVE_PREFIX, stream.request) for stream in begun.streams],
         prompt_tokens=[verdict.prompt_tokens for verdict in begun.accepted],
         choices_per_prompt=asked.params.n,
         is_batch=asked.is_batch,
