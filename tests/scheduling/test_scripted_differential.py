@@ -58,8 +58,7 @@ def test_a_warm_cache(in_flight: int) -> None:
     engine = scripted(ROOMY, policy(in_flight=in_flight))
     assert expected == outputs(engine, workload)
     cold = engine.scheduler.statistics()
-    engine.outputs.clear()
-    engine.reasons.clear()
+    engine.forget()
 
     assert expected == outputs(engine, workload)
 
@@ -76,8 +75,7 @@ def test_a_cache_that_is_evicted_all_the_time(in_flight: int, running: int) -> N
         workload, expected = reference(seed)
 
         assert expected == outputs(engine, workload)
-        engine.outputs.clear()
-        engine.reasons.clear()
+        engine.forget()
 
     assert engine.scheduler.statistics().pages_evicted > 100
 

@@ -57,8 +57,7 @@ def expected(checkpoint: Path) -> dict[ChoiceKey, list[int]]:
 def test_a_cold_and_a_warm_cache(checkpoint: Path, expected: dict[ChoiceKey, list[int]], in_flight: int) -> None:
     one = engine(checkpoint, pages=128, in_flight=in_flight)
     assert expected == outputs(one)
-    one.outputs.clear()
-    one.reasons.clear()
+    one.forget()
 
     assert expected == outputs(one)
     assert one.scheduler.statistics().prefix_hit_tokens > 0

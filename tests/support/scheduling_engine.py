@@ -26,6 +26,7 @@ from layered_llm.runtime.scripts import HashScript
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Outgoing
 from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.pools import NO_STEP
 from support.scheduling_rig import ChoiceKey, policy
 
 FIRST_ID, ID_COUNT = 97, 26
@@ -60,13 +61,15 @@ class Engine:
 
     device: Device
     policy: SchedulingPolicy
+    limits: RuntimeLimits | None = None
+    """Less than what the device has."""
     scheduler: Scheduler = attrs.field(init=False)
     outputs: dict[ChoiceKey, list[int]] = attrs.field(init=False, factory=dict)
     reasons: dict[ChoiceKey, FinishReason] = attrs.field(init=False, factory=dict)
     _results: deque[StepCompleted] = attrs.field(init=False, factory=deque)
 
     def __attrs_post_init__(self) -> None:
-        self.scheduler = Scheduler(limits=self.device.limits, policy=self.policy)
+        self.scheduler = Scheduler(limits=self.limits or self.device.limits, policy=self.policy)
 
     def admit(self, message: Admit) -> None:
         (answer,) = self.scheduler.handle(WORKER, message)
@@ -98,6 +101,16 @@ class Engine:
             figures.pages_free + figures.pages_cached,
         )
         return self.outputs
+
+    def forget(self) -> None:
+        """What was said so far, so that the same requests can be asked again."""
+        self.outputs.clear()
+        self.reasons.clear()
+
+    def evict_half(self) -> None:
+        """Forgets half of the pages that are kept for nobody, those used longest ago."""
+        store = self.scheduler._running.pages
+        store.give_back(store.take(store.free + -(-store.cached // 2)), NO_STEP)
 
     def _receive(self, sent: tuple[Outgoing, ...]) -> None:
         for outgoing in sent:
