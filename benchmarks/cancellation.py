@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import re
 import socket
 import statistics
 import struct
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -14,6 +17,7 @@ from typing import Any, Final
 import attrs
 import httpx
 import trio
+from benchmarks.abort_trace import TracedAbort, read_aborts
 from benchmarks.machine import Machine, this_machine
 from benchmarks.server_process import local_server
 
@@ -22,38 +26,52 @@ from layered_llm.client.bench.statistics import percentile
 HELP = """\
 Starts a server whose device computes nothing and takes a fixed time for each step, and keeps N streams open. In every second
 window of time some of them are left at random moments, half with a FIN, half with a RST, one at a time, and each is replaced by
-a new one; in the windows between nobody leaves. The polling is the same in both.
+a new one; in the windows between nobody leaves.
 
-There is no timestamp to read: GET /debug/state is asked again and again from the moment of the close, over a connection that
-stays open. So both times are upper bounds: each holds the way of the answer that told, and up to one poll more. The line "one
-poll" says how long that is.
+Nothing asks the server anything meanwhile. The scheduler writes into its trace when it handles an abort, and when the last page
+of the request is back; client and scheduler read the same monotonic clock, so both times are exact.
 
 Read it so:
-  to handled       from the client's close to the first look that finds one running stream less: the scheduler has the abort
-  to pages free    ... and that finds no page kept back for a step in flight: all of the stream's pages can be given away.
-                   A step in flight has to end before that, two if two are in flight: up to two step times
+  to handled       from the client's close to the abort in the scheduler: through kernel, HTTP server and text worker
+  to pages free    ... and to the last of the stream's pages. Those wait for the steps that were in flight when the abort came,
+                   two if two are in flight
+  handled to free  the second part of that: what the scheduler and the device take
+  beyond steps     the time to pages free, less the nominal time of those steps, and 0 for what is faster: what all but the
+                   device takes
   wasted           sampled tokens that were dropped, since their choice had ended, for each abort: rows of steps that were
                    computed in vain. At most the steps in flight
   tokens/s         of the streams that stay, all together, in the windows; the ratio is that of each window with leaving to the
                    quiet one before it: the median of the rounds, and the range. 1.00 means that nobody notices
 """
 EVENT: Final = b"data: "
+RESPONSE_ID: Final = re.compile(rb'"id":"cmpl-([0-9a-f]{16})"')
 CONTEXT_TOKENS: Final = 8000
 """Of the default model, and a bit less; the longest that a stream can go on."""
 LONGEST_PAUSE_S: Final = 0.3
-QUIET_POLL_S: Final = 0.06
-"""How long is polled in a quiet window where in another one a stream is left."""
 GIVE_UP_S: Final = 10.0
 RESET: Final = struct.pack("ii", 1, 0)
 
 
 @attrs.frozen(kw_only=True)
 class Departure:
-    """One client that left. In seconds from its close."""
+    """One client that left."""
+
+    request: int
+    is_reset: bool
+    closed_s: float
+    """On the machine's monotonic clock."""
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What one departure took. In seconds from the client's close."""
 
     is_reset: bool
     handled_s: float
     freed_s: float
+    steps: int
+    beyond_s: float
+    """`freed_s` less the nominal time of the steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +106,7 @@ class OpenStream:
 
     _stream: trio.SocketStream
     pieces: int = attrs.field(init=False, default=0)
+    request: int = attrs.field(init=False, default=0)
     begun: trio.Event = attrs.field(init=False, factory=trio.Event)
     _is_left: bool = attrs.field(init=False, default=False)
 
@@ -98,32 +117,34 @@ class OpenStream:
             while data := await self._stream.receive_some():
                 self.pieces += (tail + data).count(EVENT)
                 tail = data[1 - len(EVENT) :]
-                if self.pieces:
+                if not self.request and (found := RESPONSE_ID.search(data)) is not None:
+                    self.request = int(found[1], 16)
                     self.begun.set()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             pass
         if not self._is_left:
             raise SystemExit(f"a stream ended early: {tail!r}")
 
-    async def leave(self, *, is_reset: bool) -> None:
+    async def leave(self, *, is_reset: bool) -> Departure:
         self._is_left = True
+        closed_s = time.monotonic()
         if is_reset:
             self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             self._stream.socket.close()
         else:
             await self._stream.send_eof()
+        return Departure(request=self.request, is_reset=is_reset, closed_s=closed_s)
 
 
 @attrs.define(eq=False)
 class Rig:
-    """The streams of a measurement, and the connection that looks at the engine."""
+    """The streams of a measurement."""
 
     _client: httpx.AsyncClient
     _nursery: trio.Nursery
     _random: Random
     staying: list[OpenStream] = attrs.field(init=False, factory=list)
     leaving: list[OpenStream] = attrs.field(init=False, factory=list)
-    polls_s: list[float] = attrs.field(init=False, factory=list)
     _opened: int = attrs.field(init=False, default=0)
 
     async def open_stream(self) -> OpenStream:
@@ -149,10 +170,10 @@ class Rig:
             self.leaving.append(await self.open_stream())
 
     async def round(self, window_s: float) -> Round:
-        quiet = await self._tokens_per_s(window_s, [])
+        quiet = await self._tokens_per_s(window_s, None)
         before = await self._counters()
         departures: list[Departure] = []
-        rate = await self._tokens_per_s(window_s, departures, is_leaving=True)
+        rate = await self._tokens_per_s(window_s, departures)
         after = await self._counters()
         return Round(
             quiet_tokens_per_s=quiet,
@@ -162,44 +183,21 @@ class Rig:
             surplus_tokens=after["surplus_tokens_total"] - before["surplus_tokens_total"],
         )
 
-    async def _tokens_per_s(self, window_s: float, departures: list[Departure], *, is_leaving: bool = False) -> float:
+    async def _tokens_per_s(self, window_s: float, departures: list[Departure] | None) -> float:
+        """Of those that stay; the others leave, one by one, where their departures are wanted."""
         started_s, pieces = trio.current_time(), self._staying_pieces()
         while trio.current_time() < started_s + window_s:
             await trio.sleep(self._random.random() * LONGEST_PAUSE_S)
-            if is_leaving:
+            if departures is not None:
                 departures.append(await self._depart())
-            else:
-                await self._poll_idly()
         return (self._staying_pieces() - pieces) / (trio.current_time() - started_s)
 
     async def _depart(self) -> Departure:
         """One stream is left, and another one takes its place."""
-        running = len(self.staying) + len(self.leaving)
         gone = self.leaving.pop(self._random.randrange(len(self.leaving)))
-        is_reset = self._random.random() < 0.5
-        closed_s = trio.current_time()
-        await gone.leave(is_reset=is_reset)
-        with trio.fail_after(GIVE_UP_S):
-            while (look := await self._poll())["running"] >= running:
-                pass
-            handled_s = trio.current_time() - closed_s
-            while look["pages_quarantined"]:
-                look = await self._poll()
-            freed_s = trio.current_time() - closed_s
+        departure = await gone.leave(is_reset=self._random.random() < 0.5)
         self.leaving.append(await self.open_stream())
-        return Departure(is_reset=is_reset, handled_s=handled_s, freed_s=freed_s)
-
-    async def _poll_idly(self) -> None:
-        until_s = trio.current_time() + QUIET_POLL_S
-        while trio.current_time() < until_s:
-            await self._poll()
-
-    async def _poll(self) -> dict[str, int]:
-        started_s = trio.current_time()
-        response = await self._client.get("/debug/state")
-        self.polls_s.append(trio.current_time() - started_s)
-        scheduler: dict[str, int] = response.json()["scheduler"]
-        return scheduler
+        return departure
 
     async def _counters(self) -> dict[str, float]:
         """Counters by their short names, summed over labels."""
@@ -218,18 +216,22 @@ class Rig:
 def main() -> None:
     arguments = parse()
     machine = this_machine()
-    flags = ["--device", "scripted", "--scripted-step-ms", str(arguments.step_ms), "--num-pages", "32768"]
-    sys.stderr.write("starting the server\n")
-    with local_server(*flags) as server:
-        rounds, polls_s = trio.run(measure, server.url, arguments)
-    rows = time_rows(rounds, polls_s)
+    with tempfile.TemporaryDirectory() as directory:
+        trace = Path(directory) / "trace.json"
+        flags = ["--device", "scripted", "--scripted-step-ms", str(arguments.step_ms), "--num-pages", "32768"]
+        sys.stderr.write("starting the server\n")
+        with local_server(*flags, "--trace-file", str(trace)) as server:
+            rounds = trio.run(measure, server.url, arguments)
+        aborts = read_aborts(trace)
+    costs = [cost(one, aborts[one.request], arguments.step_ms / 1e3) for each in rounds for one in each.departures]
+    rows = time_rows(costs)
     title = f"{arguments.streams} streams, {arguments.leavers} of them may leave; steps of {arguments.step_ms:g} ms; {machine}"
-    print(f"{title}\n\n{table(rows)}\n\n{summary(rounds)}")
+    print(f"{title}\n\n{table(rows)}\n\n{summary(rounds, costs)}")
     if arguments.json is not None:
-        report = report_json(machine, arguments, rows, rounds)
+        report = report_json(machine, arguments, rows, rounds, costs)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if arguments.plot is not None:
-        save_plot(title, rounds, arguments.plot)
+        save_plot(title, costs, arguments.plot)
 
 
 def parse() -> argparse.Namespace:
@@ -244,7 +246,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="who leaves, when and how (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, table and all rounds to FILE")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the distribution of both times into FILE (.png, …; needs matplotlib)"
+        "--plot", type=Path, metavar="FILE", help="draw the distribution of the times into FILE (.png, …; needs matplotlib)"
     )
     arguments = parser.parse_args()
     if not 0 < arguments.leavers < arguments.streams:
@@ -255,8 +257,7 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-async def measure(url: str, arguments: argparse.Namespace) -> tuple[list[Round], list[float]]:
-    """The rounds, and how long polls took."""
+async def measure(url: str, arguments: argparse.Namespace) -> list[Round]:
     rounds: list[Round] = []
     async with httpx.AsyncClient(base_url=url, timeout=GIVE_UP_S) as client, trio.open_nursery() as nursery:
         rig = Rig(client, nursery, Random(arguments.seed))
@@ -265,17 +266,28 @@ async def measure(url: str, arguments: argparse.Namespace) -> tuple[list[Round],
             rounds.append(await rig.round(arguments.window_s))
             sys.stderr.write(f"round {number}/{arguments.rounds}: {len(rounds[-1].departures)} left\n")
         nursery.cancel_scope.cancel()
-    return rounds, rig.polls_s
+    return rounds
 
 
-def time_rows(rounds: Sequence[Round], polls_s: Sequence[float]) -> list[Times]:
-    departures = [departure for one in rounds for departure in one.departures]
+def cost(departure: Departure, abort: TracedAbort, step_s: float) -> Cost:
+    freed_s = abort.freed_s - departure.closed_s
+    return Cost(
+        is_reset=departure.is_reset,
+        handled_s=abort.handled_s - departure.closed_s,
+        freed_s=freed_s,
+        steps=abort.steps,
+        beyond_s=max(0.0, freed_s - abort.steps * step_s),
+    )
+
+
+def time_rows(costs: Sequence[Cost]) -> list[Times]:
     return [
-        times("to handled, FIN", [one.handled_s for one in departures if not one.is_reset]),
-        times("to handled, RST", [one.handled_s for one in departures if one.is_reset]),
-        times("to handled", [one.handled_s for one in departures]),
-        times("to pages free", [one.freed_s for one in departures]),
-        times("one poll", polls_s),
+        times("to handled, FIN", [one.handled_s for one in costs if not one.is_reset]),
+        times("to handled, RST", [one.handled_s for one in costs if one.is_reset]),
+        times("to handled", [one.handled_s for one in costs]),
+        times("to pages free", [one.freed_s for one in costs]),
+        times("handled to free", [one.freed_s - one.handled_s for one in costs]),
+        times("beyond steps", [one.beyond_s for one in costs]),
     ]
 
 
@@ -291,39 +303,41 @@ def table(rows: Sequence[Times]) -> str:
     return "\n".join(lines)
 
 
-def summary(rounds: Sequence[Round]) -> str:
+def summary(rounds: Sequence[Round], costs: Sequence[Cost]) -> str:
     aborts = sum(one.aborts for one in rounds)
     wasted = sum(one.surplus_tokens for one in rounds) / aborts
     quiet = statistics.median(one.quiet_tokens_per_s for one in rounds)
     leaving = statistics.median(one.leaving_tokens_per_s for one in rounds)
     ratios = sorted(one.ratio for one in rounds)
     return (
-        f"wasted           {wasted:.2f} tokens for each of {aborts:.0f} aborts\n"
+        f"wasted           {wasted:.2f} tokens for each of {aborts:.0f} aborts, "
+        f"{statistics.mean(one.steps for one in costs):.2f} steps in flight\n"
         f"tokens/s         {quiet:.1f} while nobody leaves, {leaving:.1f} while some do: "
         f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} - {ratios[-1]:.3f})"
     )
 
 
 def report_json(
-    machine: Machine, arguments: argparse.Namespace, rows: Sequence[Times], rounds: Sequence[Round]
-) -> dict[str, Any]:
+    machine: Machine, arguments: argparse.Namespace, rows: Sequence[Times], rounds: Sequence[Round], costs: Sequence[Cost]
+) -> Mapping[str, Any]:
     names = ("streams", "leavers", "step_ms", "rounds", "window_s", "seed")
     return {
         "machine": attrs.asdict(machine),
         "settings": {name: getattr(arguments, name) for name in names},
         "table_ms": [attrs.asdict(row) for row in rows],
         "rounds": [attrs.asdict(one) for one in rounds],
+        "costs": [attrs.asdict(one) for one in costs],
     }
 
 
-def save_plot(title: str, rounds: Sequence[Round], path: Path) -> None:
+def save_plot(title: str, costs: Sequence[Cost], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    departures = [departure for one in rounds for departure in one.departures]
-    axes.ecdf([one.handled_s * 1e3 for one in departures], label="abort handled")
-    axes.ecdf([one.freed_s * 1e3 for one in departures], label="all pages free")
+    axes.ecdf([one.handled_s * 1e3 for one in costs], label="abort handled")
+    axes.ecdf([one.freed_s * 1e3 for one in costs], label="all pages free")
+    axes.ecdf([one.beyond_s * 1e3 for one in costs], label="... beyond the steps in flight", linestyle="dotted")
     axes.set(xlabel="ms since the client's close", ylabel="part of all", xlim=(0, None), title=title)
     axes.title.set_fontsize(8)
     axes.grid(alpha=0.3)
