@@ -29,7 +29,7 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hypercorn", "-b", f"127.0.0.1:{self.port}", *arguments, "support.http_app"],
             cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
             stderr=subprocess.PIPE,
         )
 
@@ -97,6 +97,19 @@ def test_the_command_serves_under_trio_and_drains_at_sigterm(
     assert all(b"data: [DONE]\n\n" in body for body in bodies)
     assert code == 0
     assert time.monotonic() - start_s < 5
+
+
+def test_a_worker_that_leaves_at_once_does_not_cut_the_stream_of_one_that_drains(start: Callable[..., Server]) -> None:
+    # hypercorn's parent sends SIGTERM to all of its workers as soon as it sees one that has left.
+    server = start("-w", "2", workers=2)
+    client = server.open_stream()
+
+    server.process.send_signal(signal.SIGTERM)
+    body = read_all(client)
+
+    assert 1 == body.count(b'"code":"shutting_down"')
+    assert body.rstrip().endswith((b"data: [DONE]", b"0"))
+    assert 0 == server.process.wait(timeout=20)
 
 
 def test_a_spawned_worker_outlives_sigterm_and_its_own_children_do_not() -> None:

@@ -1,5 +1,8 @@
+import contextlib
+import os
 import socket
 from importlib.metadata import version
+from pathlib import Path
 from typing import cast
 
 import attrs
@@ -31,6 +34,7 @@ BODY = {"messages": MESSAGES}
 STREAM_BODY = {**BODY, "stream": True}
 END = text_delta("x", finish_reason=FinishReason.STOP)
 FLOOD_PIECE = "x" * 10_000
+TCP_OPTIONS = ("TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
 
 
 async def flood(stream: FakeStream) -> None:
@@ -227,6 +231,31 @@ def test_the_options_reach_the_configuration() -> None:
     assert config.h2_max_concurrent_streams == 1024
 
 
+async def test_an_http2_connection_serves_more_requests_than_hypercorn_would_and_freezes_no_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Upstream's default of 1,000, which a server that says nothing about it has, made small.
+    monkeypatch.setattr(Config, "keep_alive_max_requests", 3)
+    engine = FakeEngine(accepting)
+    async with running(application(engine)) as server:
+        client = H2Client(await server.connect())
+        await client.start()
+        early = await client.post(CHAT, STREAM_BODY)
+        stream = await engine.wait_opened()
+        for _ in range(5):
+            other = await client.post("/v1/no-such-endpoint", BODY)
+            while other not in client.ended:
+                await client.pump()
+
+        stream.emit(END, ended())
+        with trio.fail_after(3):
+            while early not in client.ended:
+                await client.pump()
+
+        assert client.data[early].endswith(b"data: [DONE]\n\n")
+        await client.tcp.aclose()
+
+
 def test_installing_sets_the_defaults_of_every_configuration() -> None:
     install(STANDARD_OPTIONS, lambda: None, installed=installed_hypercorn())
 
@@ -257,10 +286,56 @@ async def test_connections_have_keepalive_and_a_user_timeout() -> None:
             sock = accepted.socket
             set_tcp_options(sock, STANDARD_OPTIONS)
 
-            names = ("TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
-            values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+            values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS]
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert values == [1, 30, 10, 3, 60_000]
+
+
+def server_side(client: trio.SocketStream) -> socket.socket:
+    """The socket that this process, which is the server too, has for the other end of a connection."""
+    local, peer = client.socket.getsockname(), client.socket.getpeername()
+    for link in Path("/proc/self/fd").iterdir():
+        # The descriptor of the listing itself is closed again; what is no socket is passed over.
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(int(link.name)))
+            with contextlib.ExitStack() as kept:
+                kept.enter_context(found)
+                if (found.getsockname(), found.getpeername()) == (peer, local):
+                    kept.pop_all()
+                    return found
+    raise AssertionError("the server has no such connection")
+
+
+async def test_every_connection_of_a_server_has_the_tcp_options_that_it_was_given() -> None:
+    options = attrs.evolve(
+        QUICK, tcp_keepalive_idle_s=7, tcp_keepalive_interval_s=5, tcp_keepalive_probes=2, tcp_user_timeout_ms=12_345
+    )
+    async with running(application(FakeEngine()), options=options) as server:
+        client = await server.connect()
+        await client.send_all(http_request("GET", "/health"))
+        await read_until(client, b'"ok"')
+
+        with server_side(client) as sock:
+            assert 1 == sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS]
+        assert [1, 7, 5, 2, 12_345] == values
+        await client.aclose()
+
+
+async def test_a_peer_that_takes_nothing_for_the_user_timeout_is_gone_for_the_kernel_too() -> None:
+    # A window that stays shut counts as silence to Linux, though the peer's kernel answers its probes.
+    engine = FakeEngine(accepting)
+    options = attrs.evolve(QUICK, write_timeout_s=60.0, tcp_user_timeout_ms=300)
+    async with running(application(engine), options=options) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, STREAM_BODY))
+        stream = await engine.wait_opened()
+
+        with trio.fail_after(8):
+            await flood(stream)
+
+        await client.aclose()
+    assert engine.aborts == [AbortReason.CLIENT_GONE]
 
 
 async def test_the_kernel_tells_that_a_peer_left_behind_unread_bytes() -> None:
