@@ -27,10 +27,11 @@ from layered_llm.transport.zmq_socket import open_context
 
 async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path, settings: Settings) -> None:
     """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
-    await serve_text(links, addresses, index, _read_files(checkpoint, settings), prepare_in_thread)
+    await serve_text(links, addresses, index, read_files(checkpoint, settings), prepare_in_thread)
 
 
-def _read_files(checkpoint: Path, settings: Settings) -> TextFiles:
+def read_files(checkpoint: Path, settings: Settings) -> TextFiles:
+    """The text side of a checkpoint as the settings want it. Raises UnreadableCheckpoint."""
     template = settings.chat_template
     return read_text_files(
         checkpoint,
