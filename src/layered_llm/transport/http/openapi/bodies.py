@@ -19,7 +19,7 @@ from layered_llm.transport.http.openapi.schema import Json, boolean, described, 
 
 def chat_body() -> Json:
     """Of `/v1/chat/completions`."""
-    return _body(CHAT, REFUSED_IN_CHAT) | {"anyOf": [_has("messages"), _has("prompt")]}
+    return _body(CHAT, REFUSED_IN_CHAT) | {"oneOf": [_has("messages"), _has("prompt")]}
 
 
 def completion_body() -> Json:
@@ -30,7 +30,7 @@ def completion_body() -> Json:
 def tokenize_body() -> Json:
     """Of `/tokenize`."""
     neutral = {name: REFUSED_IN_CHAT[name] for name in ("chat_template", "tools")}
-    return _body(TOKENIZE, neutral) | {"anyOf": [_has("messages"), _has("prompt")]}
+    return _body(TOKENIZE, neutral) | {"oneOf": [_has("messages"), _has("prompt")]}
 
 
 def detokenize_body() -> Json:
@@ -40,7 +40,7 @@ def detokenize_body() -> Json:
 
 def generate_body() -> Json:
     """Of `/generate`."""
-    return _body(GENERATE, REFUSED_IN_GENERATE) | {"anyOf": [_has("text"), _has("input_ids"), _has("prompt")]}
+    return _body(GENERATE, REFUSED_IN_GENERATE) | {"oneOf": [_has("text"), _has("input_ids"), _has("prompt")]}
 
 
 def abort_body() -> Json:
