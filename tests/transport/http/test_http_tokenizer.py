@@ -6,13 +6,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.messages.api_text import Detokenize, Rejected, TextQuestion, Tokenize
+from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS, Detokenize, Rejected, TextQuestion, Tokenize, Tokenized
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.native.tokenizer import PIECE_TOKENS
 from support.http_client import MESSAGES, Call, application, get, post
 from support.http_engine import READY, FakeEngine, telling
 
@@ -44,6 +45,19 @@ async def test_spellings_are_told_when_asked_for() -> None:
     exchange = await post(application(FakeEngine(answerer=telling)), TOKENIZE, {"prompt": "a b", "return_token_strs": True})
 
     assert ["a", "Ġb"] == exchange.json()["token_strs"]
+
+
+@pytest.mark.parametrize("count", [PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
+async def test_many_tokens_are_told_in_their_order(count: int) -> None:
+    spellings = tuple(f'"{token}' for token in range(count))
+
+    def answerer(question: TextQuestion) -> Tokenized:
+        return Tokenized(request=question.request, token_ids=pack_i32(range(count)), spellings=spellings)
+
+    exchange = await post(application(FakeEngine(answerer=answerer)), TOKENIZE, {"prompt": "x"})
+
+    told = {"count": count, "max_model_len": 2048, "tokens": list(range(count)), "token_strs": list(spellings)}
+    assert told == exchange.json()
 
 
 @pytest.mark.parametrize("given", [None, True, False])
@@ -101,7 +115,7 @@ async def test_the_description_is_the_checkpoints_own() -> None:
         (DETOKENIZE, {"tokens": [1, True]}, "tokens"),
         (DETOKENIZE, {"tokens": [-1]}, "tokens"),
         (DETOKENIZE, {"tokens": [1 << 31]}, "tokens"),
-        (DETOKENIZE, {"tokens": [0] * ((1 << 18) + 1)}, "tokens"),
+        (DETOKENIZE, {"tokens": [0] * (MAX_TOLD_TOKENS + 1)}, "tokens"),
         (DETOKENIZE, {"tokens": [1], "skip_special_tokens": "no"}, "skip_special_tokens"),
     ],
 )

@@ -23,7 +23,7 @@ from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 
-MAX_TOLD_TOKENS: Final = 1 << 18
+MAX_TOLD_TOKENS: Final = 1 << 17
 """Of a Tokenized or a Detokenize, which is one message."""
 
 

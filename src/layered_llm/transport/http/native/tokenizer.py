@@ -4,11 +4,13 @@ Must not know: JSON names of a request, tokenizers.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
+import trio
 from quart import Response, request
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
@@ -23,7 +25,7 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
     TokenizerDescribed,
 )
-from layered_llm.transport.http import api_error
+from layered_llm.transport.http import api_error, sse
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.body_parsing import parsed
 from layered_llm.transport.http.connection import exchange_of
@@ -31,6 +33,9 @@ from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.replies import error_reply, json_reply
+
+PIECE_TOKENS: Final = 4096
+"""Some 2 ms of encoding, ids and spellings together."""
 
 
 async def tokenize(context: HttpContext) -> Response:
@@ -49,7 +54,7 @@ async def tokenize(context: HttpContext) -> Response:
         case ApiError():
             return error_reply(answer)
         case Tokenized():
-            return json_reply(_tokenized(context, answer))
+            return Response(await _written(context, answer), content_type="application/json")
         case _:
             raise InvariantViolated(f"a Tokenize is answered with {type(answer).__name__}")
 
@@ -87,14 +92,29 @@ async def tokenizer_info(context: HttpContext) -> Response:
             raise InvariantViolated(f"a DescribeTokenizer is answered with {type(answer).__name__}")
 
 
-def _tokenized(context: HttpContext, answer: Tokenized) -> dict[str, object]:
-    tokens, limits = unpack_i32(answer.token_ids).tolist(), context.engine.status().limits
-    return {
-        "count": len(tokens),
-        "max_model_len": None if limits is None else limits.context_tokens,
-        "tokens": tokens,
-        "token_strs": None if answer.spellings is None else list(answer.spellings),
+async def _written(context: HttpContext, answer: Tokenized) -> bytes:
+    """The body, of many tokens in a thread and piece by piece: the encoder lets nobody in between."""
+    limits = context.engine.status().limits
+    context_tokens = None if limits is None else limits.context_tokens
+    if rows("i", answer.token_ids) <= PIECE_TOKENS:
+        return _tokenized(context_tokens, answer)
+    return await trio.to_thread.run_sync(_tokenized, context_tokens, answer, limiter=context.large_parses)
+
+
+def _tokenized(context_tokens: int | None, answer: Tokenized) -> bytes:
+    tokens, spellings = unpack_i32(answer.token_ids).tolist(), answer.spellings
+    members = {
+        "count": sse.to_json(len(tokens)),
+        "max_model_len": sse.to_json(context_tokens),
+        "tokens": _list(tokens),
+        "token_strs": sse.to_json(None) if spellings is None else _list(spellings),
     }
+    return b"{" + b",".join(sse.to_json(name) + b":" + value for name, value in members.items()) + b"}"
+
+
+def _list(values: Sequence[object]) -> bytes:
+    pieces = (sse.to_json(values[first : first + PIECE_TOKENS])[1:-1] for first in range(0, len(values), PIECE_TOKENS))
+    return b"[" + b",".join(pieces) + b"]"
 
 
 async def _answer(
