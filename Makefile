@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CLIENTS_VENV  ?= .venv-clients
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 
 # torch's threads spin while they wait, which starves every other process of a small machine; tests run several.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: serve test torture cancel-everywhere install lint golden bench clean
+.PHONY: serve test torture cancel-everywhere clients install lint golden bench clean
 
 serve: install                     ## start the server with the default model
 	$(BIN)/python -m layered_llm serve $(ARGS)
@@ -20,6 +22,18 @@ torture: install                   ## 10,000 clients that leave a real server at
 
 cancel-everywhere: install         ## a cancellation at every step of every scenario, in virtual time
 	$(BIN)/python -m layered_llm.testing cancel-everywhere --seeds 20 --jobs 2 $(ARGS)
+
+clients: install $(CLIENTS_STAMP)  ## the programs of tests/clients, in environments of their own
+	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
+
+$(CLIENTS_STAMP): $(wildcard tests/clients/requirements-*.txt)
+	for name in aiperf clients instructor tools; do \
+		$(BIN)/python -m venv $(CLIENTS_VENV)/$$name && $(CLIENTS_VENV)/$$name/bin/python -m pip install --quiet \
+			--requirement tests/clients/requirements-$$name.txt || exit 1; \
+	done
+	mkdir -p $(CLIENTS_VENV)/node
+	if command -v npm; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS_VENV)/node openai; fi
+	touch $@
 
 install: $(STAMP)                  ## the virtual environment, with everything that is tested
 
@@ -44,4 +58,4 @@ golden: install                    ## make the reference tokens of tests/golden 
 	PYTHONPATH=tests $(BIN)/python tests/golden/make_reference.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CLIENTS_VENV)
