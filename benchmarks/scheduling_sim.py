@@ -1,22 +1,22 @@
 """What a scheduling policy does to throughput and latency: the real scheduler, a device that is a formula, simulated time."""
 
 import argparse
-import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 from benchmarks.simulated_engine import DeviceCost, SimulatedEngine
+from benchmarks.simulated_policies import Policy, add_policies, count, policies_of
 from benchmarks.simulated_rows import Row, row_of, save_plot, table
 from benchmarks.simulated_traffic import TRAFFICS, Conversation, Shape, conversations
+from benchmarks.step_costs import TraceFileError, calibrate
 from tqdm import tqdm
 
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 
 HELP = """\
 Plays the same made-up traffic against the scheduler once for each policy. Scheduler, prefix tree, pages, chunks and preemption
@@ -33,10 +33,16 @@ Policies: the first line of the table has the first value of each of --prefix-ca
 --max-token-gap-ms, and each further line changes one of them. --cross runs every combination.
 
 The device (--device) is a sum: so much for a step, for a token of prefill, for a row of decode, and for the context that
-attention reads. Each part can be set.
-  cpu-small   some 135M parameters in fp32 on two cores, roughly as it was seen there
-  gpu-8b      8B parameters in 16 bits on one GPU with 3.3 TB/s and 500 TFLOP/s, by arithmetic: 5 ms to read the weights and
-              2 ms to launch, 16 GFLOP a token, 128 KiB of keys and values a token
+attention reads. Each part can be set. No preset but a calibrated one was measured:
+  cpu-small   an assumption: some 135M parameters in fp32 on two cores, roughly as it was seen there
+  gpu-8b      an assumption: 8B parameters in 16 bits on one GPU with 3.3 TB/s and 500 TFLOP/s, by arithmetic: 5 ms to read the
+              weights and 2 ms to launch, 16 GFLOP a token, 128 KiB of keys and values a token
+--calibrate takes the parts from the steps of a real server, and says how far off they are. The trace needs steps of all kinds:
+prompts of different lengths, and few and many streams at a time.
+  python -m layered_llm serve --trace-file trace.json
+  layered-llm bench http://127.0.0.1:8000 --prompt-words 5-700 --output-tokens 40 --concurrency 1 --requests 10
+  layered-llm bench http://127.0.0.1:8000 --prompt-words 5-300 --output-tokens 40 --concurrency 12 --requests 48 --seed 1
+  python -m benchmarks.scheduling_sim --calibrate trace.json --traffic poisson --rate 0.5
 
 Read it so:
   tokens/s   output tokens by simulated time. Where the engine can follow the rate (--rate) all policies have about the same:
@@ -76,11 +82,6 @@ DEVICES: Final = {
         host_us=1_000,
     ),
 }
-ORDERS: Final = {
-    "fcfs": AdmissionOrder.FIRST_COME,
-    "lpm": AdmissionOrder.LONGEST_PREFIX,
-    "priority": AdmissionOrder.PRIORITY,
-}
 RATES_PER_S: Final = {
     ("cpu-small", "poisson"): 0.6,
     ("cpu-small", "chat"): 0.6,
@@ -91,40 +92,26 @@ RATES_PER_S: Final = {
 
 
 @attrs.frozen(kw_only=True)
-class Policy:
-    """One line of the table."""
+class SimulatedDevice:
+    """What all policies run on."""
 
-    prefix_cache: str
-    in_flight: int
-    order: str
-    chunk: int
-    max_token_gap_ms: float
-
-    def scheduling(self, running: int) -> SchedulingPolicy:
-        return SchedulingPolicy(
-            max_step_tokens=self.chunk,
-            max_running_choices=running,
-            max_queued_requests=1_000_000,
-            max_unacknowledged_steps=64,
-            max_steps_in_flight=self.in_flight,
-            prefix_cache=self.prefix_cache == "on",
-            admission_order=ORDERS[self.order],
-            max_token_gap_us=round(1_000 * self.max_token_gap_ms) or None,
-        )
+    cost: DeviceCost
+    limits: RuntimeLimits
 
 
 def main() -> None:
     arguments = parse()
     policies = list(policies_of(arguments))
     traffic = list(conversations(shape_of(arguments), arguments.seed))
+    device = SimulatedDevice(cost=cost_of(arguments), limits=limits_of(arguments))
     rows: list[Row] = []
     with tqdm(total=len(policies) * arguments.requests, unit="request", file=sys.stderr, leave=False) as progress:
         for name, policy in policies:
             progress.set_description(name)
-            rows.append(measure(name, policy, traffic, arguments, progress))
+            rows.append(measure(name, policy, traffic, device, progress))
     print(f"{title(arguments)}\n\n{table(rows)}")
     if arguments.json is not None:
-        report = {"settings": settings_json(arguments), "policies": [attrs.asdict(row) for row in rows]}
+        report = {"settings": settings_json(arguments, device.cost), "policies": [attrs.asdict(row) for row in rows]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if arguments.plot is not None:
         save_plot(title(arguments), rows, arguments.plot)
@@ -140,6 +127,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings and all figures to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the table into FILE (needs matplotlib)")
     arguments = parser.parse_args()
+    if arguments.calibrate is not None and arguments.rate is None:
+        parser.error("--calibrate needs --rate: what a device that was measured can do is not known beforehand")
     if arguments.rate is None:
         arguments.rate = RATES_PER_S[arguments.device, arguments.traffic]
     return arguments
@@ -165,6 +154,7 @@ def add_traffic(group: "argparse._ArgumentGroup") -> None:
 
 def add_device(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--device", choices=DEVICES, default="gpu-8b", help="preset of the costs (default: gpu-8b)")
+    group.add_argument("--calibrate", type=Path, metavar="TRACE", help="costs of the steps in the file of --trace-file instead")
     words = {
         "step_us": "microseconds of a step",
         "prefill_token_us": "of each token of prefill",
@@ -182,25 +172,6 @@ def add_device(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--running", type=count, default=128, metavar="N", help="most choices that run at once (default: 128)")
 
 
-def add_policies(group: "argparse._ArgumentGroup") -> None:
-    add = group.add_argument
-    add("--prefix-cache", nargs="+", choices=("on", "off"), default=["on", "off"], help="default: on off")
-    add("--in-flight", nargs="+", type=int, choices=(1, 2), default=[2, 1], help="steps in flight (default: 2 1)")
-    add("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="who starts next (default: fcfs lpm priority)")
-    add(
-        "--chunk", nargs="+", type=count, default=[512, 128, 2048], metavar="N", help="tokens of a step (default: 512 128 2048)"
-    )
-    add("--max-token-gap-ms", nargs="+", type=float, default=[0, 20], metavar="X", help="0 for none (default: 0 20)")
-    add("--cross", action="store_true", help="every combination, and not one change at a time")
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def positive(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -213,32 +184,6 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {value:g}")
     return value
-
-
-def policies_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Policy]]:
-    """Names tell the difference from the first one."""
-    fields = [field.name for field in attrs.fields(Policy)]
-    values = [getattr(arguments, name) for name in fields]
-    base = Policy(**{name: several[0] for name, several in zip(fields, values, strict=True)})
-    if arguments.cross:
-        for one in itertools.product(*values):
-            policy = Policy(**dict(zip(fields, one, strict=True)))
-            yield difference(base, policy), policy
-        return
-    yield difference(base, base), base
-    for name, several in zip(fields, values, strict=True):
-        for value in several[1:]:
-            policy = attrs.evolve(base, **{name: value})
-            yield difference(base, policy), policy
-
-
-def difference(base: Policy, policy: Policy) -> str:
-    words = (
-        f"{field.name.replace('_', '-')} {getattr(policy, field.name):{'g' if field.type is float else ''}}"
-        for field in attrs.fields(Policy)
-        if policy == base or getattr(policy, field.name) != getattr(base, field.name)
-    )
-    return ", ".join(words)
 
 
 def shape_of(arguments: argparse.Namespace) -> Shape:
@@ -259,39 +204,49 @@ def shape_of(arguments: argparse.Namespace) -> Shape:
 
 
 def cost_of(arguments: argparse.Namespace) -> DeviceCost:
+    """What is given by itself wins over the trace, and the trace over the preset. Says how well the trace is met."""
+    cost = DEVICES[arguments.device]
+    if arguments.calibrate is not None:
+        try:
+            calibration = calibrate(arguments.calibrate)
+        except TraceFileError as error:
+            raise SystemExit(str(error)) from error
+        print(f"{calibration}\n")
+        cost = calibration.cost
     names = [field.name for field in attrs.fields(DeviceCost)]
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    return attrs.evolve(DEVICES[arguments.device], **given)
+    return attrs.evolve(cost, **given)
 
 
-def measure(
-    name: str, policy: Policy, traffic: Iterable[Conversation], arguments: argparse.Namespace, progress: "tqdm[Any]"
-) -> Row:
-    limits = RuntimeLimits(
+def measure(name: str, policy: Policy, traffic: Iterable[Conversation], device: SimulatedDevice, progress: "tqdm[Any]") -> Row:
+    started = time.perf_counter()
+    scheduling = policy.scheduling(device.limits.slots)
+    engine = SimulatedEngine(limits=device.limits, policy=scheduling, cost=device.cost, on_end=progress.update)
+    outcome = engine.run(traffic)
+    return row_of(name, outcome, time.perf_counter() - started)
+
+
+def limits_of(arguments: argparse.Namespace) -> RuntimeLimits:
+    return RuntimeLimits(
         pages=arguments.pages,
         page_size_tokens=arguments.page_size,
         slots=arguments.running,
         context_tokens=arguments.pages * arguments.page_size,
         vocabulary_size=1 << 31,
     )
-    started = time.perf_counter()
-    engine = SimulatedEngine(
-        limits=limits, policy=policy.scheduling(arguments.running), cost=cost_of(arguments), on_end=progress.update
-    )
-    outcome = engine.run(traffic)
-    return row_of(name, outcome, time.perf_counter() - started)
 
 
 def title(arguments: argparse.Namespace) -> str:
+    device = arguments.device if arguments.calibrate is None else f"the device of {arguments.calibrate.name}"
     return (
-        f"{arguments.requests} requests of {arguments.traffic} traffic at {arguments.rate:g}/s on {arguments.device}, "
+        f"{arguments.requests} requests of {arguments.traffic} traffic at {arguments.rate:g}/s on {device}, "
         f"{arguments.pages} pages of {arguments.page_size}, at most {arguments.running} running, seed {arguments.seed}"
     )
 
 
-def settings_json(arguments: argparse.Namespace) -> dict[str, Any]:
-    settings = {name: value for name, value in vars(arguments).items() if name not in {"json", "plot"}}
-    return settings | attrs.asdict(cost_of(arguments))
+def settings_json(arguments: argparse.Namespace, cost: DeviceCost) -> dict[str, Any]:
+    settings = {name: value for name, value in vars(arguments).items() if name not in {"json", "plot", "calibrate"}}
+    return settings | {"calibrate": str(arguments.calibrate or "")} | attrs.asdict(cost)
 
 
 if __name__ == "__main__":
