@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.native.generate_body import SAMPLING_SCHEMA, parse_generate
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
+from layered_llm.transport.http.openai_schema.messages import ROLES
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
 from layered_llm.transport.http.openapi.bodies import chat_body, completion_body, detokenize_body, generate_body, tokenize_body
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
@@ -63,6 +65,11 @@ def check_answer(document: Any, path: str, method: str, exchange: Exchange) -> N
     response = document["paths"][path][method.lower()]["responses"][str(exchange.status)]
     schema = response["content"][exchange.headers["content-type"]]["schema"]
     jsonschema.validate(exchange.json(), {**schema, "components": document["components"]})
+
+
+def given(name: str, *values: object) -> list[dict[str, object]]:
+    """The member absent, and with each of these values."""
+    return [{}, *({name: value} for value in values)]
 
 
 def companions(base: dict[str, Any], name: str) -> dict[str, Any]:
@@ -179,6 +186,23 @@ def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base
             is_taken = not isinstance(parse(json.dumps(asked).encode()), ApiError)
             if is_taken != validator.is_valid(asked):
                 differences.append((name, value, "taken" if is_taken else "refused"))
+
+    assert differences == []
+
+
+@pytest.mark.parametrize("role", [*ROLES, "function", 7, None])
+def test_a_turn_is_taken_exactly_where_its_schema_allows_it(role: object) -> None:
+    validator = jsonschema.Draft202012Validator(chat_body())
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    contents = given("content", None, "x", "", 7, [], [{"type": "text", "text": "x"}], [{"type": "image_url"}], [7])
+    calls = given("tool_calls", None, [], [call], [{"function": {}}], [7], {})
+    others = [*given("name", None, 7), *given("tool_call_id", "a", [])]
+    differences = []
+    for content, called, other in itertools.product(contents, calls, others):
+        body = {"messages": [{"role": role, **content, **called, **other}]}
+        is_taken = not isinstance(parse_chat(json.dumps(body).encode()), ApiError)
+        if is_taken != validator.is_valid(body):
+            differences.append((body, "taken" if is_taken else "refused"))
 
     assert differences == []
 

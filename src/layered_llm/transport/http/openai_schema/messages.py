@@ -35,21 +35,32 @@ _TEXT_PART: Final[Json] = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
-MESSAGES_SCHEMA: Final[Json] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": _TEXT_PART}]},
-            "name": _NULLABLE_STRING,
-            "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
-            "tool_call_id": _NULLABLE_STRING,
-        },
+_CONTENT: Final[Json] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
+_ASSISTANT: Final = "assistant"
+_TURN: Final[Json] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": [role for role in ROLES if role != _ASSISTANT]},
+        "content": _CONTENT,
+        "name": _NULLABLE_STRING,
+        "tool_calls": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]},
+        "tool_call_id": _NULLABLE_STRING,
     },
 }
+_TURN_OF_THE_ASSISTANT: Final[Json] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"const": _ASSISTANT},
+        "content": {"anyOf": [*_CONTENT["anyOf"], {"type": "null"}]},
+        "name": _NULLABLE_STRING,
+        "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
+        "tool_call_id": _NULLABLE_STRING,
+        **dict.fromkeys(_REASONING, _NULLABLE_STRING),
+    },
+}
+MESSAGES_SCHEMA: Final[Json] = {"type": "array", "minItems": 1, "items": {"anyOf": [_TURN, _TURN_OF_THE_ASSISTANT]}}
 
 
 def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
@@ -86,7 +97,7 @@ def _tool_calls(param: str, value: object, role: str) -> tuple[ToolCall, ...]:
         return ()
     if not isinstance(value, list):
         raise read.wrong_type(param, "a list", value)
-    if role != "assistant":
+    if role != _ASSISTANT:
         raise ParameterError(param, f"{param} is for the role assistant, not for {role}")
     return tuple(_tool_call(f"{param}[{place}]", call) for place, call in enumerate(value))
 
@@ -120,7 +131,7 @@ def _role(param: str, item: read.JsonObject) -> str:
 
 def _content(param: str, value: object, role: str) -> str | None:
     match value:
-        case None if role == "assistant":
+        case None if role == _ASSISTANT:
             return None
         case str():
             return read.text(param, value)
