@@ -148,6 +148,15 @@ def test_a_stop_string_ends_the_output_in_front_of_it(stop: Any, echo: openai.Op
     assert "ab " == streamed
 
 
+def test_c18_without_a_seed_not_even_twins_in_one_body_are_alike(hashed: openai.OpenAI) -> None:
+    def ask(seed: int | None) -> list[str]:
+        completion = hashed.completions.create(model=SERVED_NAME, prompt=["abc"] * 2, max_tokens=20, temperature=1.0, seed=seed)
+        return [choice.text for choice in completion.choices]
+
+    assert 1 == len({*ask(7), *ask(7)})
+    assert 4 == len({*ask(None), *ask(None)})
+
+
 def test_a_seed_repeats_an_answer_and_none_does_not(hashed: openai.OpenAI) -> None:
     def ask(seed: int | None) -> str:
         completion = hashed.completions.create(model=SERVED_NAME, prompt="abc", max_tokens=20, temperature=1.0, seed=seed)

@@ -54,7 +54,7 @@ async def test_models_are_listed_and_retrieved() -> None:
         assert (await ask(server, lambda client: client.models.retrieve("little"))).id == "little"
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_raised_with_its_message() -> None:
+async def test_b14_a_failure_in_the_middle_of_a_stream_is_raised_with_its_message() -> None:
     def script(stream: FakeStream) -> None:
         answering(text_delta("a"))(stream)
         stream.lose()

@@ -148,13 +148,12 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
     if refused is not None:
         return refused
     context.drain.hold(exchange.owner)
-    params = request.params
-    if params.seed is None:
-        params = attrs.evolve(params, seed=context.draw_seed())
     placement = attrs.evolve(request.placement, tenant=exchange.tenant)
     streams: list[EngineStream] = []
     for prompt in request.prompts:
-        stream = context.engine.open(exchange.owner, prompt, params, placement)
+        # A seed for each prompt: with one for all, two prompts that are alike would have the same output.
+        seed = context.draw_seed() if request.params.seed is None else request.params.seed
+        stream = context.engine.open(exchange.owner, prompt, attrs.evolve(request.params, seed=seed), placement)
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
