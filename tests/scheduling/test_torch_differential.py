@@ -70,3 +70,18 @@ def test_preemption(checkpoint: Path, expected: dict[ChoiceKey, list[int]], cach
 
     assert expected == outputs(one)
     assert one.scheduler.statistics().preemptions > 0
+
+
+@pytest.mark.parametrize("shuffle", [None, 1, 2])
+def test_d14_alone_among_others_and_in_another_order(
+    checkpoint: Path, expected: dict[ChoiceKey, list[int]], shuffle: int | None
+) -> None:
+    """`expected` is what each says alone."""
+    messages = workload()
+    if shuffle is not None:
+        Random(shuffle).shuffle(messages)
+    one = engine(checkpoint, pages=256, cache=False, running=8)
+    for message in messages:
+        one.admit(message)
+
+    assert expected == one.run()

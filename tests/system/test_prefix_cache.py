@@ -1,8 +1,10 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
+import trio
 
 from support.byte_checkpoint import write_byte_checkpoint
 from support.server import Server, python_server, scripted
@@ -72,3 +74,26 @@ def test_without_the_cache_and_the_overlap_the_text_is_the_same(server: Server, 
 
     assert [expected, expected] == [answer["choices"] for answer in answers]
     assert [0, 0] == [cached_tokens(answer) for answer in answers]
+
+
+async def complete_at_once(server: Server, prompts: Sequence[str]) -> list[str]:
+    texts = [""] * len(prompts)
+
+    async def one(place: int, client: httpx.AsyncClient) -> None:
+        body = {"prompt": prompts[place], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body)
+        texts[place] = answer.json()["choices"][0]["text"]
+
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client, trio.open_nursery() as nursery:
+        for place in range(len(prompts)):
+            nursery.start_soon(one, place, client)
+    return texts
+
+
+async def test_d1_same_and_different_prompts_at_once_say_what_each_says_alone(server: Server) -> None:
+    """The scripted device's letters depend on every cell that it reads back through a request's own page table."""
+    prompts = [PROMPT if place % 2 else f"{place} {PROMPT}" for place in range(16)]
+    alone = {prompt: (await complete_at_once(server, [prompt]))[0] for prompt in dict.fromkeys(prompts)}
+    server.post("/flush_cache", {})
+
+    assert [alone[prompt] for prompt in prompts] == await complete_at_once(server, prompts)
