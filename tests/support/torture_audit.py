@@ -79,7 +79,9 @@ class Memory:
     def look(self, server: Server) -> None:
         for process in server.processes():
             role = "api" if process.pid == server.pid else process.role
-            self.kib[f"{role} {process.pid}"].append(_resident_kib(process.pid))
+            resident_kib = _resident_kib(process.pid)
+            if resident_kib is not None:
+                self.kib[f"{role} {process.pid}"].append(resident_kib)
 
     def growth(self, process: str) -> float:
         """How much of itself the process gained over the second half, by the line that fits best."""
@@ -90,7 +92,10 @@ class Memory:
         return line.slope * (len(half) - 1) / statistics.mean(half)
 
 
-def _resident_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("VmRSS:"))
-    return int(line.split()[1])
+def _resident_kib(pid: int) -> int | None:
+    """None of a process that has ended since it was listed: its entry is gone, or has no memory any more."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), None)

@@ -10,7 +10,7 @@ import pytest
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.raw_client import Leaving, RawClient, raw_client
-from support.server import Server, python_server, scripted
+from support.server import Server, hypercorn_server, python_server, scripted
 
 CHUNK_TOKENS: Final = 16
 LONG_TOKENS: Final = 1600
@@ -28,11 +28,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_checkpoint(tmp_path_factory.mktemp("model"), context_tokens=4096)
 
 
+NARROW: Final = {"max_running_requests": SLOTS, "chunked_prefill_size": CHUNK_TOKENS, "scripted_step_ms": 8}
+"""A server that runs two choices at once, in small steps."""
+
+
 @pytest.fixture(scope="module")
 def narrow(model: Path) -> Iterator[Server]:
-    """A server that runs two choices at once, in small steps."""
-    settings = {"max_running_requests": SLOTS, "chunked_prefill_size": CHUNK_TOKENS, "scripted_step_ms": 8}
-    with python_server(scripted(model, scripted_output="hash", **settings)) as server:
+    with python_server(scripted(model, scripted_output="hash", **NARROW)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=[(), ("-w", "2")], ids=["hypercorn", "two-workers"])
+def narrow_hypercorn(model: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The same behind `hypercorn layered_llm.app`, literally, and with two workers in front of one engine."""
+    with hypercorn_server(scripted(model, scripted_output="hash", **NARROW), *request.param) as server:
         yield server
 
 
@@ -70,6 +79,14 @@ CASES: Final = [
     for n in (1, 2)
     for leaving in ("FIN", "RST")
 ]
+
+
+CASES_OF_HYPERCORN: Final = [
+    case
+    for case in CASES
+    if (case.endpoint == "chat") == (case.stream == (case.leaving == "FIN")) and (case.n == 2) == (case.leaving == "FIN")
+]
+"""A quarter of them: every phase and way of leaving, streaming and not, with either endpoint and count of choices."""
 
 
 @attrs.define(eq=False)
@@ -122,17 +139,26 @@ def occupy_all_slots(client: RawClient) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_client_that_leaves_takes_its_request_along(case: Case, narrow: Server) -> None:
-    watched = Watched(narrow)
+    check_leaving(case, narrow)
+
+
+@pytest.mark.parametrize("case", CASES_OF_HYPERCORN, ids=lambda case: case.name)
+def test_the_same_behind_hypercorn_as_typed(case: Case, narrow_hypercorn: Server) -> None:
+    check_leaving(case, narrow_hypercorn)
+
+
+def check_leaving(case: Case, server: Server) -> None:
+    watched = Watched(server)
     with ExitStack() as clients:
         blockers = 0
         if case.phase == "queued":
-            occupy_all_slots(clients.enter_context(raw_client(narrow.port)))
+            occupy_all_slots(clients.enter_context(raw_client(server.port)))
             blockers = 1
-        client = clients.enter_context(raw_client(narrow.port))
+        client = clients.enter_context(raw_client(server.port))
         client.post(ENDPOINTS[case.endpoint], case.body())
         match case.phase:
             case "queued":
-                eventually(lambda: narrow.state()["scheduler"]["waiting"] == case.n)
+                eventually(lambda: server.state()["scheduler"]["waiting"] == case.n)
             case "prefill":
                 watched.await_rise("prompt_tokens_computed_total", 2 * CHUNK_TOKENS)
             case "decode":
@@ -140,12 +166,12 @@ def test_a_client_that_leaves_takes_its_request_along(case: Case, narrow: Server
         client.leave(case.leaving)
         watched.await_rise("aborts_emitted_total")
         if case.phase == "queued":
-            eventually(lambda: narrow.state()["scheduler"]["waiting"] == 0)
-            assert SLOTS == narrow.state()["scheduler"]["running"]
+            eventually(lambda: server.state()["scheduler"]["waiting"] == 0)
+            assert SLOTS == server.state()["scheduler"]["running"]
             assert SLOTS * len("busy") == watched.rise("prompt_tokens_computed_total")
     eventually(lambda: watched.rise("aborts_emitted_total") == 1 + blockers)
     if case.phase == "prefill":
-        narrow.wait_quiescent()
+        server.wait_quiescent()
         assert watched.rise("prompt_tokens_computed_total") < LONG_TOKENS
         assert 0 == watched.rise("generation_tokens_total")
 

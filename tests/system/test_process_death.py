@@ -1,14 +1,18 @@
 import json
+import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from layered_llm.domain.ids import RequestId, api_of
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import TIMEOUT_S, eventually
-from support.raw_client import DONE, raw_client
+from support.raw_client import DONE, RawClient, raw_client
 from support.server import Server, hypercorn_server, python_server, scripted
 
 ENDLESS = {"prompt": "ab", "max_tokens": 4000}
@@ -76,6 +80,37 @@ def test_the_death_of_a_process_ends_every_open_request_and_the_engine_comes_bac
 def test_the_same_under_two_workers_of_hypercorn(role: str, model: Path) -> None:
     with hypercorn_server(scripted(model, **SETTINGS), "-w", "2") as server:
         check_death(server, role)
+
+
+def worker_of(stream: RawClient) -> int:
+    """The API process that answers a stream, as its id tells."""
+    stream.read_until(b'"text"')
+    found = re.search(rb'"id":"cmpl-([0-9a-f]{16})"', stream.received)
+    assert found is not None
+    return api_of(RequestId(int(found[1], 16)))
+
+
+def test_a_killed_worker_takes_its_own_requests_along_and_no_other(model: Path) -> None:
+    # hypercorn's parent shuts the server down when a worker dies; the others drain, and what ends in time is not cut.
+    tokens = 400
+    with hypercorn_server(scripted(model, **{**SETTINGS, "drain_timeout_s": 20}), "-w", "2") as server, ExitStack() as stack:
+        eventually(lambda: len(server.state()["api"]) == 2)
+        streams: dict[int, list[RawClient]] = {}
+        while len(streams) < 2:
+            stream = stack.enter_context(raw_client(server.port))
+            stream.post("/v1/completions", {"prompt": "ab", "max_tokens": tokens, "stream": True})
+            streams.setdefault(worker_of(stream), []).append(stream)
+        killed, *_ = streams
+        pids = {process["index"]: process["pid"] for process in server.state()["api"]}
+        os.kill(pids[killed], signal.SIGKILL)
+        lost = streams.pop(killed)
+        eventually(lambda: server.metrics()['layered_llm_aborts_emitted_total{reason="text_worker"}'] == len(lost))
+        for stream in (one for staying in streams.values() for one in staying):
+            stream.read_until(DONE)
+            assert b'"finish_reason":"length"' in stream.received
+            assert b'"error"' not in stream.received
+            assert tokens == len(b"".join(re.findall(rb'"text":"([ab]*)"', stream.received)))
+        assert all(DONE not in stream.read_to_end() for stream in lost)
 
 
 def test_health_is_503_while_the_engine_restarts_and_the_log_names_the_dead_process(model: Path) -> None:

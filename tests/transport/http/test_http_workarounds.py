@@ -380,6 +380,29 @@ def connection_of(stream: trio.SocketStream) -> WatchedTCPServer:
     return connection
 
 
+async def test_what_a_cancelled_exchange_has_to_write_is_not_lost_to_the_others() -> None:
+    # Over HTTP/2 they share the connection's state: a frame that is missing spoils all that follow.
+    ours, peers = (trio.SocketStream(sock) for sock in trio.socket.socketpair())
+    connection, first, second = connection_of(ours), b"x" * 1_000_000, b"frames of the cancelled one"
+    received, exchange = bytearray(), trio.CancelScope()
+
+    async def write_second() -> None:
+        with exchange:
+            await connection.protocol_send(RawData(second))
+
+    async with ours, peers, trio.open_nursery() as nursery:
+        nursery.start_soon(connection.protocol_send, RawData(first))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(write_second)
+        await trio.testing.wait_all_tasks_blocked()
+        exchange.cancel()
+        with trio.fail_after(3):
+            while len(received) < len(first + second):
+                received += await peers.receive_some()
+
+    assert first + second == received
+
+
 async def test_the_end_of_a_connection_comes_behind_a_write_that_is_under_way() -> None:
     ours, peers = (trio.SocketStream(sock) for sock in trio.socket.socketpair())
     connection, data = connection_of(ours), b"x" * 1_000_000
