@@ -125,7 +125,7 @@ def page_table_too_short(scheduler: Scheduler) -> None:
 
 
 def step_lost(scheduler: Scheduler) -> None:
-    scheduler._in_flight.clear()
+    scheduler._flight._steps.clear()
 
 
 FAULTS: dict[str, Callable[[Scheduler], None]] = {

@@ -7,14 +7,13 @@ step names the request, and its pages are free at the latest when the steps in f
 request that ended.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from layered_llm.domain.columns import rows, unpack_i32
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.ids import StepId, TextId
+from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import entries_of
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
@@ -28,7 +27,8 @@ from layered_llm.domain.messages.text_scheduler import (
     TextToScheduler,
 )
 from layered_llm.scheduling.admission import Load, judge
-from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows
+from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows, emit
+from layered_llm.scheduling.flight import StepsInFlight
 from layered_llm.scheduling.invariants import SchedulerState, violations
 from layered_llm.scheduling.logprobs import keep_prompt_logprobs
 from layered_llm.scheduling.open_requests import OpenRequests
@@ -56,16 +56,13 @@ class Scheduler:
         order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
         self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
         self._hold = Hold.NOBODY_WAITS
-        self._in_flight: deque[PlannedStep] = deque()
+        self._flight = StepsInFlight(policy.max_steps_in_flight)
         self._new_queued_us: tuple[int, ...] = ()
         """When the requests came of which the step planned last is the first."""
         self._queue_deadlines = QueueDeadlines(policy.max_queue_us)
         self._releases = AbortReleases()
         self._released: tuple[AbortRelease, ...] = ()
-        self._next_step = 1
         self._counters = Counters()
-        self._open_slots_expected = 0
-        self._open_slots_reported = 0
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
         """`now_us` is what `waited_us`, `released` and `expire` count from.
@@ -101,17 +98,16 @@ class Scheduler:
 
     def plan(self) -> ExecuteStep | Idle:
         """The next step to send. Idle until something was handled, completed or expired."""
-        if len(self._in_flight) >= self._policy.max_steps_in_flight:
+        if self._flight.is_full:
             return Idle()
         self._hold = self._start_waiting()
-        planned = self._running.plan(StepId(self._next_step))
+        planned = self._running.plan(self._flight.next_step)
         for sequence in planned.preempted:
             self._waiting.push_preempted(sequence)
         self._counters.preemptions += len(planned.preempted)
         if not planned.rows and not planned.retired:
             return Idle()
-        self._next_step += 1
-        self._in_flight.append(planned)
+        self._flight.sent(planned)
         self._new_queued_us = tuple(self._first_run(planned.started))
         return planned.message()
 
@@ -121,7 +117,7 @@ class Scheduler:
 
     def trace(self) -> StepTrace:
         """What the step planned last is made of. Ask right behind a `plan` that was not Idle."""
-        return trace_step(self._in_flight[-1], waiting=self._waiting, running=self._running, hold=self._hold)
+        return trace_step(self._flight.steps[-1], waiting=self._waiting, running=self._running, hold=self._hold)
 
     def complete(self, result: StepCompleted) -> tuple[Outgoing, ...]:
         """Takes the result of the oldest step in flight.
@@ -149,7 +145,7 @@ class Scheduler:
             if reason is not FinishReason.RUNNING:
                 finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)
                 self._end(sequence, reason)
-        return tuple(_emit(planned.step, tokens, finished))
+        return tuple(emit(planned.step, tokens, finished))
 
     @property
     def released(self) -> tuple[AbortRelease, ...]:
@@ -163,7 +159,7 @@ class Scheduler:
     @property
     def is_quiescent(self) -> bool:
         """No request is open, no step in flight, no slot to retire: every page is free or cached. Credit may still be out."""
-        return not self._open.count and not self._in_flight and not self._running.slots_to_retire
+        return not self._open.count and not self._flight.steps and not self._running.slots_to_retire
 
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right. Takes time in proportion to all pages and choices."""
@@ -171,14 +167,11 @@ class Scheduler:
             violations(
                 SchedulerState(
                     limits=self._limits,
-                    max_steps_in_flight=self._policy.max_steps_in_flight,
                     requests=self._open.by_id,
                     streams=self._open.streams_by_tenant(),
                     waiting=self._waiting,
                     running=self._running,
-                    in_flight=self._in_flight,
-                    open_slots_expected=self._open_slots_expected,
-                    open_slots_reported=self._open_slots_reported,
+                    flight=self._flight,
                 )
             )
         )
@@ -191,7 +184,7 @@ class Scheduler:
             tenants=self._open.tenant_count,
             waiting=self._waiting,
             running=self._running,
-            steps_in_flight=len(self._in_flight),
+            steps_in_flight=len(self._flight.steps),
             deadlines=len(self._queue_deadlines),
             releases=len(self._releases),
         )
@@ -306,18 +299,9 @@ class Scheduler:
             self._queue_deadlines.gone(sequence.request)
 
     def _acknowledge(self, result: StepCompleted) -> PlannedStep:
-        if not self._in_flight or self._in_flight[0].step != result.step:
-            expected = self._in_flight[0].step if self._in_flight else None
-            raise InvariantViolated(f"result of step {result.step}, the oldest step in flight is {expected}")
-        planned = self._in_flight[0]
-        if rows("i", result.token_ids) != len(planned.sampled):
-            raise InvariantViolated(
-                f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
-            )
-        self._in_flight.popleft()
+        planned = self._flight.answered(result)
         self._running.acknowledge(planned, device_us=result.device_us)
         self._released = self._releases.acknowledge(planned.step)
-        self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned
 
@@ -327,13 +311,3 @@ def _finish_reason(sequence: Sequence, token: int) -> FinishReason:
     if token in sequence.end_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if sequence.output_tokens == sequence.admit.max_tokens else FinishReason.RUNNING
-
-
-def _emit(
-    step: StepId, tokens: Mapping[TextWorker, TokenRows], finished: Mapping[TextWorker, FinishedRows]
-) -> Iterator[Outgoing]:
-    for worker, token_rows in tokens.items():
-        worker.emitted(step)
-        yield Outgoing(worker.worker, token_rows.message(step))
-        if worker in finished:
-            yield Outgoing(worker.worker, finished[worker].message())

@@ -3,6 +3,8 @@
 Must not know: who runs, why a choice ended.
 """
 
+from collections.abc import Iterator, Mapping
+
 import attrs
 
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
@@ -10,7 +12,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TokensEmitted
-from layered_llm.scheduling.sequences import Sequence
+from layered_llm.scheduling.sequences import Sequence, TextWorker
 
 
 @attrs.frozen
@@ -78,3 +80,14 @@ class FinishedRows:
             reasons=pack_i8(self._reasons),
             output_tokens=pack_i32(self._output_tokens),
         )
+
+
+def emit(
+    step: StepId, tokens: Mapping[TextWorker, TokenRows], finished: Mapping[TextWorker, FinishedRows]
+) -> Iterator[Outgoing]:
+    """The messages of one step: to each worker its tokens, which count against its credit, then which choices ended by them."""
+    for worker, token_rows in tokens.items():
+        worker.emitted(step)
+        yield Outgoing(worker.worker, token_rows.message(step))
+        if worker in finished:
+            yield Outgoing(worker.worker, finished[worker].message())

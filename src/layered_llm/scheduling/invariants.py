@@ -3,14 +3,14 @@
 Must not know: how the state came about. It reads, and changes nothing.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import attrs
 
 from layered_llm.domain.ids import PageId, RequestId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.scheduling.plan import PlannedStep
+from layered_llm.scheduling.flight import StepsInFlight
 from layered_llm.scheduling.pools import IdT, PoolCensus, count_everywhere
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence
@@ -23,15 +23,11 @@ class SchedulerState:
     """Everything that an invariant speaks of."""
 
     limits: RuntimeLimits
-    max_steps_in_flight: int
     requests: Mapping[RequestId, Request]
     streams: Counter[str]
     waiting: WaitingQueue
     running: RunningChoices
-    in_flight: deque[PlannedStep]
-    open_slots_expected: int
-    """After the last acknowledged step."""
-    open_slots_reported: int
+    flight: StepsInFlight
 
 
 def violations(state: SchedulerState) -> Iterator[str]:
@@ -45,13 +41,14 @@ def violations(state: SchedulerState) -> Iterator[str]:
 
 
 def _steps(state: SchedulerState) -> Iterator[str]:
-    steps = [planned.step for planned in state.in_flight]
-    if len(steps) > state.max_steps_in_flight:
-        yield f"{len(steps)} steps are in flight, at most {state.max_steps_in_flight} may be"
+    steps = [planned.step for planned in state.flight.steps]
+    if len(steps) > state.flight.max_steps:
+        yield f"{len(steps)} steps are in flight, at most {state.flight.max_steps} may be"
     if steps and steps != list(range(steps[0], steps[0] + len(steps))):
         yield f"steps in flight are not consecutive: {steps}"
-    if state.open_slots_reported != state.open_slots_expected:
-        yield f"the runtime holds state of {state.open_slots_reported} slots, {state.open_slots_expected} are open"
+    expected, reported = state.flight.open_slots
+    if reported != expected:
+        yield f"the runtime holds state of {reported} slots, {expected} are open"
 
 
 def _places(state: SchedulerState) -> Iterator[str]:
@@ -118,7 +115,7 @@ def _slots(state: SchedulerState) -> Iterator[str]:
 
 
 def _quarantine(state: SchedulerState, census: PoolCensus[IdT]) -> Iterator[str]:
-    in_flight = {planned.step for planned in state.in_flight}
+    in_flight = {planned.step for planned in state.flight.steps}
     for step, ids in census.quarantined:
         if step not in in_flight:
             yield f"{ids} wait for step {step}, which is not in flight"
@@ -127,7 +124,7 @@ def _quarantine(state: SchedulerState, census: PoolCensus[IdT]) -> Iterator[str]
 def _progress(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
     flying = sum(
         count
-        for planned in state.in_flight
+        for planned in state.flight.steps
         for one, slot, count in zip(planned.rows, planned.slots, planned.counts, strict=True)
         if one is sequence and slot == sequence.slot
     )
