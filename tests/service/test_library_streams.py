@@ -104,6 +104,16 @@ async def test_generate_gives_the_whole(engine: Engine) -> None:
     assert Usage(prompt_tokens=3, completion_tokens=8, cached_tokens=0) == completion.usage
 
 
+@pytest.mark.parametrize(("tells", "expected"), [(True, (97, 98)), (False, ())])
+async def test_the_prompts_ids_are_told_where_they_are_asked_for(
+    tells: bool, expected: tuple[int, ...], engine: Engine
+) -> None:
+    params = SamplingParams(max_tokens=1, tells_prompt_ids=tells)
+    async with engine.open_stream("ab", params) as stream:
+        assert expected == stream.prompt_token_ids
+    assert expected == (await engine.generate("ab", params)).prompt_token_ids
+
+
 async def test_many_prompts_keep_their_order_and_tell_their_progress(engine: Engine) -> None:
     told: list[layered_llm.Progress] = []
     prompts = [f"{number:03}" for number in range(40)]

@@ -7,14 +7,26 @@ from typing import Any
 import attrs
 import jsonschema
 
+from layered_llm.transport.http.native import generate_body, tokenizer_bodies
 from layered_llm.transport.http.openai_schema import endpoint_fields
 from layered_llm.transport.http.openai_schema.body_fields import Field
 from support.http_client import CHAT, COMPLETIONS, MESSAGES
 
-TABLES = {CHAT: endpoint_fields.CHAT, COMPLETIONS: endpoint_fields.COMPLETIONS}
-_BASES: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "x"}}
-_SHORT: dict[str, Any] = {"max_tokens": 2}
-"""A body that is taken is not to hold the test up."""
+TABLES = {
+    CHAT: endpoint_fields.CHAT,
+    COMPLETIONS: endpoint_fields.COMPLETIONS,
+    "/generate": generate_body.GENERATE,
+    "/tokenize": tokenizer_bodies.TOKENIZE,
+    "/detokenize": tokenizer_bodies.DETOKENIZE,
+}
+_BASES: dict[str, dict[str, Any]] = {
+    CHAT: {"max_tokens": 2, "messages": MESSAGES},
+    COMPLETIONS: {"max_tokens": 2, "prompt": "x"},
+    "/generate": {"sampling_params": {"max_new_tokens": 2}, "text": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+"""Short ones: a body that is taken is not to hold the test up."""
 
 NUMBERS = (
     "-1", "0", "-0", "0.5", "-0.5", "1e-400", "2", "1e30", "1e308", "9223372036854775808", "-9223372036854775809",
@@ -35,7 +47,9 @@ class BadValue:
 
     @property
     def body(self) -> bytes:
-        others = {**_SHORT, **_BASES[self.path]}
+        others = dict(_BASES[self.path])
+        if self.field.name == "input_ids":
+            del others["text"]
         others.pop(self.field.name, None)
         head = json.dumps(others)[1:-1]
         return f'{{{head}{", " if head else ""}"{self.field.name}": {self.value}}}'.encode()
@@ -64,7 +78,8 @@ def bad_values(path: str) -> Iterator[BadValue]:
 
 def _holders(schema: Mapping[str, Any]) -> Iterator[str]:
     """JSON texts that have `#` where `schema` has a number."""
-    if schema.get("type") in ("integer", "number"):
+    kinds = schema.get("type", ())
+    if {"integer", "number"} & {*([kinds] if isinstance(kinds, str) else kinds)}:
         yield "#"
     for part in schema.get("anyOf", ()):
         yield from _holders(part)

@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.sampling_defaults import SamplingDefaults
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.decode_tables import byte_alphabet
 from layered_llm.text.gguf_pretokenizers import UnsupportedGguf
@@ -69,6 +70,12 @@ def test_bos_and_eos_surround_a_plain_text_where_the_file_asks_for_it(tmp_path: 
 def test_every_end_token_is_an_eos(tmp_path: Path) -> None:
     assert {2} == load(tmp_path, metadata()).eos_ids
     assert {0, 2} == load(tmp_path, metadata(eot_token_id=0)).eos_ids
+
+
+def test_what_a_request_leaves_open_is_sampled_as_the_file_says(tmp_path: Path) -> None:
+    sampled = {"general.sampling.temp": 0.5, "general.sampling.top_k": 40, "general.sampling.penalty_repeat": 1.25}
+    files = load(tmp_path, metadata() | sampled)
+    assert SamplingDefaults(temperature=0.5, top_k=40, repetition_penalty=1.25) == files.defaults
 
 
 def test_the_template_comes_along(tmp_path: Path) -> None:

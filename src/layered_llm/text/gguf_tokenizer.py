@@ -25,6 +25,13 @@ _NAMED_IDS: Final = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 _END_IDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_SAMPLING: Final = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 _SENTENCE_PIECE_DEFAULTS: Final[Mapping[str, Any]] = {
     "tokenizer.ggml.bos_token_id": 1,
     "tokenizer.ggml.eos_token_id": 2,
@@ -202,7 +209,8 @@ def _tokenizer_config(fields: _Metadata) -> Spec:
 
 def _generation_config(fields: _Metadata) -> Spec:
     ends = sorted({fields.need(key, int) for key in _END_IDS if key in fields.fields})
-    return {"eos_token_id": ends} if ends else {}
+    sampled = {name: fields.fields[key] for name, key in _SAMPLING.items() if key in fields.fields}
+    return sampled | ({"eos_token_id": ends} if ends else {})
 
 
 def _dump(value: Mapping[str, Any]) -> str:

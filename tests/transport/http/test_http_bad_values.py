@@ -1,3 +1,5 @@
+import re
+
 import attrs
 import pytest
 import trio
@@ -5,7 +7,7 @@ import trio
 from layered_llm.domain.finish import FinishReason
 from support.bad_values import TABLES, BadValue, bad_values
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, Exchange, application, post
-from support.http_engine import FakeEngine, FakeStream, ended, text_delta
+from support.http_engine import FakeEngine, FakeStream, ended, telling, text_delta
 
 
 def check(wrong: BadValue, exchange: Exchange) -> None:
@@ -21,7 +23,7 @@ def check(wrong: BadValue, exchange: Exchange) -> None:
     if not wrong.is_json:
         assert (None, "invalid_json") == (error["param"], error["code"]), about
     else:
-        assert wrong.field.name == error["param"].partition("[")[0], about
+        assert wrong.field.name == re.split(r"[.\[]", error["param"])[0], about
 
 
 def answer_small_ones(stream: FakeStream) -> None:
@@ -33,9 +35,9 @@ def answer_small_ones(stream: FakeStream) -> None:
     stream.emit(*(text_delta("a", choice=choice, finish_reason=FinishReason.LENGTH) for choice in choices), ended())
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", TABLES)
 async def test_no_number_of_a_body_can_be_wrong_unnoticed_or_harm_a_request_beside(path: str) -> None:
-    engine = FakeEngine(answer_small_ones)
+    engine = FakeEngine(answer_small_ones, answerer=telling)
     app = application(engine)
     results: list[Exchange] = []
 
@@ -59,6 +61,8 @@ def test_every_number_is_among_them() -> None:
 
     assert {"max_tokens", "n", "temperature", "top_k", "seed", "priority", "logit_bias", "stop_token_ids"} <= names[CHAT]
     assert {"logprobs", "prompt", "truncate_prompt_tokens"} <= names[COMPLETIONS]
+    assert {"sampling_params", "input_ids", "logprob_start_len"} <= names["/generate"]
+    assert any('"max_new_tokens": -1' in wrong.value for wrong in bad_values("/generate"))
     assert all(field.name in names[CHAT] for field in TABLES[CHAT] if "minimum" in field.schema)
 
 

@@ -136,7 +136,7 @@ class Engine:
                 raise EngineLost(self._why_lost()) from None
             if not isinstance(verdict, Accepted):
                 raise RequestRejected(verdict)
-            stream = CompletionStream(opened, verdict.prompt_tokens, self._why_lost)
+            stream = CompletionStream(opened, verdict, self._why_lost)
             owner.callback(stream.leave)
             yield stream
 
@@ -158,10 +158,10 @@ class Engine:
             async for delta in stream:
                 collector.add(delta)
                 on_tokens(len(delta.token_ids))
-            usage = stream.usage
+            usage, prompt_token_ids = stream.usage, stream.prompt_token_ids
         if usage is None:
             raise InvariantViolated("a stream ended without its usage")
-        return collector.completion(usage)
+        return collector.completion(usage, prompt_token_ids)
 
     async def _until_ready(self) -> None:
         """An engine of processes that restarts after a death is waited for."""

@@ -67,6 +67,8 @@ class Completion:
     """In order of their index; there are `n`."""
     usage: Usage
     """Of the whole request, all choices together."""
+    prompt_token_ids: tuple[int, ...] = ()
+    """The prompt's tokens where `SamplingParams.tells_prompt_ids` asks for them, else none."""
 
     @property
     def text(self) -> str:
@@ -126,9 +128,10 @@ class Collector:
     def add(self, delta: Delta) -> None:
         self._deltas.setdefault(delta.choice, []).append(delta)
 
-    def completion(self, usage: Usage) -> Completion:
+    def completion(self, usage: Usage, prompt_token_ids: tuple[int, ...]) -> Completion:
         """Everything that was added. Raises InvariantViolated while a choice goes on."""
-        return Completion(choices=tuple(_choice(index, self._deltas[index]) for index in sorted(self._deltas)), usage=usage)
+        choices = tuple(_choice(index, self._deltas[index]) for index in sorted(self._deltas))
+        return Completion(choices=choices, usage=usage, prompt_token_ids=prompt_token_ids)
 
 
 def _choice(index: int, deltas: list[Delta]) -> Choice:

@@ -10,6 +10,8 @@ from typing import Self
 import attrs
 import trio
 
+from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.messages.api_text import Accepted
 from layered_llm.domain.stream import RequestEnded, StreamEvent, Usage
 from layered_llm.service.library.errors import EngineClosed, RequestFailed
 from layered_llm.service.library.results import Delta, FinishWord, to_delta
@@ -26,7 +28,7 @@ class CompletionStream:
     """
 
     _stream: RequestStream
-    _prompt_tokens: int
+    _verdict: Accepted
     _why_lost: Callable[[], str]
     _waiting: deque[StreamEvent] = attrs.field(factory=deque)
     _finish_reasons: dict[int, FinishWord] = attrs.field(factory=dict)
@@ -37,7 +39,12 @@ class CompletionStream:
     @property
     def prompt_tokens(self) -> int:
         """Known from the start."""
-        return self._prompt_tokens
+        return self._verdict.prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Known from the start, where `SamplingParams.tells_prompt_ids` asks for them; else none."""
+        return tuple(unpack_i32(self._verdict.prompt_ids))
 
     @property
     def usage(self) -> Usage | None:
