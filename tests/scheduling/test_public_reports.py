@@ -21,6 +21,7 @@ def ends_at_once(_seed: int, _choice: int, _position: int) -> int:
 def test_a1_abort_between_launch_and_result_frees_once(
     in_flight: int, steps_before: int, tokens: int, script: Script | None
 ) -> None:
+    """An abort frees the request, and the result of its step in flight, its last one too, frees it again (mini-sglang 111)."""
     rig = Rig(limits=limits(pages=8), policy=policy(in_flight=in_flight))
     if script is not None:
         rig.device.script = script
@@ -39,6 +40,7 @@ def test_a1_abort_between_launch_and_result_frees_once(
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a2_abort_with_a_prefill_in_flight_gives_its_pages_to_nobody_before_the_result(in_flight: int) -> None:
+    """The pages of a prompt in flight are free while the prefix tree gets them too, and somebody else is given them."""
     rig = Rig(limits=limits(pages=8, page_size=4), policy=policy(budget=16, in_flight=in_flight))
     rig.admit(admit(1, prompt=28, tokens=4))
     rig.launch()
@@ -53,6 +55,7 @@ def test_a2_abort_with_a_prefill_in_flight_gives_its_pages_to_nobody_before_the_
 
 
 def test_a5_a_request_aborted_while_it_waits_is_never_run() -> None:
+    """A client leaves while it is queued, and the server runs its request later (llama.cpp 13262)."""
     rig = Rig(policy=policy(running=1))
     for request in range(4):
         rig.admit(admit(request))
@@ -66,6 +69,7 @@ def test_a5_a_request_aborted_while_it_waits_is_never_run() -> None:
 
 
 def test_a6_an_abort_between_chunks_computes_no_further_chunk() -> None:
+    """A client leaves during the prefill, and the whole prompt is computed first (ollama 11889)."""
     rig = Rig(limits=limits(pages=64), policy=policy(budget=8))
     rig.admit(admit(1, prompt=128))
     rig.launch()
@@ -78,6 +82,7 @@ def test_a6_an_abort_between_chunks_computes_no_further_chunk() -> None:
 
 @pytest.mark.parametrize("steps_before", range(5))
 def test_a10_an_abort_reaches_every_choice_and_no_record_stays(steps_before: int) -> None:
+    """The abort of a request with several choices does not reach them, or its record is kept for ever (vllm 14512, 51629)."""
     rig = Rig(
         policy=policy(running=2), script=lambda _seed, choice, position: END if (choice, position) == (0, 1) else position
     )
@@ -93,6 +98,7 @@ def test_a10_an_abort_reaches_every_choice_and_no_record_stays(steps_before: int
 
 
 def test_a18_results_and_aborts_for_ended_requests_are_counted_and_harm_nobody() -> None:
+    """A late result for a request that was removed raises, and takes the whole engine down (vllm 6586, LMCache 4185)."""
     rig = Rig()
     rig.admit(admit(1, tokens=9))
     rig.admit(admit(2, tokens=9))

@@ -93,6 +93,7 @@ async def test_a_request_goes_to_the_text_worker_with_the_fewest() -> None:
 
 
 async def test_everything_about_a_request_goes_through_one_outbox() -> None:
+    """An abort that goes by another tokenizer process overtakes its request, which then runs to its end (mini-sglang)."""
     first, second = connection(0), connection(1)
     client = ready_client(first, second)
     with contextlib.ExitStack() as owner:
@@ -106,6 +107,7 @@ async def test_everything_about_a_request_goes_through_one_outbox() -> None:
 
 
 async def test_leaving_the_owner_emits_one_abort_at_once() -> None:
+    """The abort is a task that nobody holds: it may never run, or twice (FlashML-org/FreeToken 222, mini-sglang)."""
     text = connection()
     client = ready_client(text)
     with contextlib.ExitStack() as owner:

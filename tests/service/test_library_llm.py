@@ -138,6 +138,7 @@ def test_use_after_close_is_an_error(model: Path) -> None:
 
 
 def test_closing_ends_a_call_of_another_thread(model: Path) -> None:
+    """What another thread is inside of cannot be closed: the error is swallowed and nothing ends (Blaizzy/mlx-vlm 1217)."""
     llm = LLM(model, **tiny_settings(scripted_step_ms=2.0))
     ends: list[BaseException] = []
 

@@ -20,6 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_any_worker_ends_any_request_by_its_id(model: Path) -> None:
+    """The endpoint does not know the id that the server itself gave in its stream (raullenchai/Rapid-MLX 2342)."""
     settings = scripted(model, scripted_output="hash", scripted_step_ms=20, num_pages=8192)
     with hypercorn_server(settings, "-w", "2") as server, ExitStack() as opened:
         eventually(lambda: len(server.state()["api"]) == 2)

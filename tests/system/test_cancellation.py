@@ -1,3 +1,20 @@
+"""What clients that leave must not leave behind, in a real server: faults that other servers were reported for.
+
+* A client leaves while its request waits, and the request is run later all the same (llama.cpp 13262): `queued`.
+* ... during the prefill, and the server notices with its first token (ollama 11889, llama.cpp 9679): `prefill`.
+* ... while it streams; the front end forgets the request first, and its abort finds nothing to send (sglang 36333): `decode`,
+  `stream`.
+* ... while it waits for a whole answer, for which frameworks cancel no handler (vllm 10806, waybarrios/vllm-mlx 457): `decode`,
+  `whole`.
+* Neither way of asking is ever cancelled, since the flag that is set is read by nobody (llama.cpp 24496, 11720).
+* The other choices of a request go on, or its record stays (vllm 14512, 51629): `n2`, and one choice that had ended.
+* All leave at once, and the gauges keep what they showed (vllm 22545, 29928).
+* Aborted requests are not counted, or counted once all together (vllm 31503, sglang 31647).
+* Who orders that a request is ended is told that it was, and its client waits for ever (sgl-project/sglang-jax 984).
+* A request that was cancelled shortens the output of the next one (tenstorrent/tt-inference-server 3605):
+  `check_nothing_is_left`.
+"""
+
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -9,7 +26,7 @@ import pytest
 
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
-from support.raw_client import Leaving, RawClient, raw_client
+from support.raw_client import DONE, Leaving, RawClient, raw_client
 from support.server import Server, hypercorn_server, python_server, scripted
 
 CHUNK_TOKENS: Final = 16
@@ -66,9 +83,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        report = {"queued": "A5", "prefill": "A6", "decode": "A4" if self.stream else "A9"}[self.phase]
         how = "stream" if self.stream else "whole"
-        return f"{report}-{self.phase}-{self.endpoint}-{how}-n{self.n}-{self.leaving}"
+        return f"{self.phase}-{self.endpoint}-{how}-n{self.n}-{self.leaving}"
 
 
 CASES: Final = [
@@ -117,7 +133,18 @@ class Watched:
     def await_rise(self, name: str, least: float = 1) -> None:
         eventually(lambda: self.rise(name) >= least)
 
+    def await_phase(self, phase: Phase, choices: int) -> None:
+        """Waits until the request that was sent last is in this phase."""
+        match phase:
+            case "queued":
+                eventually(lambda: self.server.state()["scheduler"]["waiting"] == choices)
+            case "prefill":
+                self.await_rise("prompt_tokens_computed_total", 2 * CHUNK_TOKENS)
+            case "decode":
+                self.await_rise("generation_tokens_computed_total", 2 * choices)
+
     def check_nothing_is_left(self, *, aborts: int) -> None:
+        """Every page is back, every abort is counted once, and the next request is answered as ever, to its last token."""
         state = self.server.wait_quiescent()
         assert 0 == state["scheduler"]["pages_used"]
         assert [] == state["violations"]
@@ -156,13 +183,7 @@ def check_leaving(case: Case, server: Server) -> None:
             blockers = 1
         client = clients.enter_context(raw_client(server.port))
         client.post(ENDPOINTS[case.endpoint], case.body())
-        match case.phase:
-            case "queued":
-                eventually(lambda: server.state()["scheduler"]["waiting"] == case.n)
-            case "prefill":
-                watched.await_rise("prompt_tokens_computed_total", 2 * CHUNK_TOKENS)
-            case "decode":
-                watched.await_rise("generation_tokens_computed_total", 2 * case.n)
+        watched.await_phase(case.phase, case.n)
         client.leave(case.leaving)
         watched.await_rise("aborts_emitted_total")
         if case.phase == "queued":
@@ -178,8 +199,32 @@ def check_leaving(case: Case, server: Server) -> None:
     watched.check_nothing_is_left(aborts=1 + blockers)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+def test_the_client_of_a_request_that_the_operator_ends_is_told_so_at_once(phase: Phase, stream: bool, narrow: Server) -> None:
+    watched = Watched(narrow)
+    case = Case(phase=phase, endpoint="completions", stream=stream, n=1, leaving="FIN")
+    with ExitStack() as clients:
+        if phase == "queued":
+            occupy_all_slots(clients.enter_context(raw_client(narrow.port)))
+        client = clients.enter_context(raw_client(narrow.port))
+        client.post(ENDPOINTS[case.endpoint], {**case.body(), "request_id": "mine"})
+        watched.await_phase(phase, case.n)
+
+        order = narrow.post("/abort_request", {"rid": "mine"})
+        client.read_until(DONE if stream else b'"code":"aborted"')
+
+        assert (200, {"aborted": 1}) == (order.status_code, order.json())
+        assert b'"code":"aborted"' in client.received
+        assert 1 == watched.rise("aborts_emitted_total", '{reason="administrative"}')
+    blockers = phase == "queued"
+    eventually(lambda: watched.rise("aborts_emitted_total") == 1 + blockers)
+
+    watched.check_nothing_is_left(aborts=1 + blockers)
+
+
 @pytest.mark.parametrize("leaving", ["FIN", "RST"])
-def test_a13_gauges_fall_to_zero_without_new_traffic_when_all_leave_at_once(leaving: Leaving, wide: Server) -> None:
+def test_gauges_fall_to_zero_without_new_traffic_when_all_leave_at_once(leaving: Leaving, wide: Server) -> None:
     watched = Watched(wide)
     with ExitStack() as stack:
         clients = [stack.enter_context(raw_client(wide.port)) for _ in range(20)]
@@ -198,7 +243,7 @@ def test_a13_gauges_fall_to_zero_without_new_traffic_when_all_leave_at_once(leav
     watched.check_nothing_is_left(aborts=20)
 
 
-def test_a14_each_choice_is_counted_once_under_its_end(wide: Server) -> None:
+def test_each_choice_is_counted_once_under_its_end(wide: Server) -> None:
     watched = Watched(wide)
     with ExitStack() as stack:
         clients = [stack.enter_context(raw_client(wide.port)) for _ in range(5)]
@@ -217,7 +262,7 @@ def test_a14_each_choice_is_counted_once_under_its_end(wide: Server) -> None:
     assert 10 == watched.rise("choices_finished_total")
 
 
-def test_a10_a_choice_that_ended_does_not_keep_its_twins_from_being_aborted(wide: Server) -> None:
+def test_a_choice_that_ended_does_not_keep_its_twins_from_being_aborted(wide: Server) -> None:
     watched = Watched(wide)
     with raw_client(wide.port) as client:
         body = {"prompt": "abc", "max_tokens": 2000, "n": 4, "stream": True, "seed": 1, "stop": ["q"]}
@@ -229,7 +274,7 @@ def test_a10_a_choice_that_ended_does_not_keep_its_twins_from_being_aborted(wide
     watched.check_nothing_is_left(aborts=1)
 
 
-def test_a7_a_client_that_leaves_behind_its_body_is_aborted_though_it_reads_nothing(wide: Server) -> None:
+def test_a_client_that_leaves_behind_its_body_is_aborted_though_it_reads_nothing(wide: Server) -> None:
     watched = Watched(wide)
     for stream in (True, False):
         for path, prompt in (("/v1/completions", {"prompt": "ab"}), ("/v1/chat/completions", {"messages": [USER]})):

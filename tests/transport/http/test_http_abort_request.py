@@ -139,6 +139,7 @@ async def test_all_is_fine_when_nothing_is_open() -> None:
 
 
 async def test_a_process_that_does_not_answer_makes_it_a_503_that_may_be_repeated() -> None:
+    """The endpoint says 200 although the abort failed (sglang 34113)."""
     answer = await post(application(FakeEngine(is_abort_unanswered=True)), ABORT, {"rid": CHAT_ID})
 
     assert (503, "abort_unanswered", "5") == (answer.status, answer.error()["code"], answer.headers["retry-after"])

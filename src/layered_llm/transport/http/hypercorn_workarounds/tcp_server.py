@@ -149,11 +149,10 @@ class WatchedTCPServer(TCPServer):
 
 
 def set_tcp_options(sock: trio.socket.SocketType, options: ServerOptions) -> None:
-    """Has the kernel send at once, and find peers that vanished without a word; nothing for a Unix socket."""
+    """Has the kernel find peers that vanished without a word; nothing for a Unix socket. Trio has it send at once already."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.tcp_keepalive_idle_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, options.tcp_keepalive_interval_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, options.tcp_keepalive_probes)
