@@ -244,4 +244,4 @@ def _orders() -> Sequence[Endpoint]:
 
 
 def _whole_or_streamed(component: str) -> dict[str, Json]:
-    return {JSON: ref(component), _STREAM: {"type": "string"}}
+    return {JSON: ref(component), _STREAM: ref("Event")}

@@ -161,6 +161,7 @@ _GENERATED: Final = record(
 
 COMPONENTS: Final[Mapping[str, Json]] = {
     "Error": _ERROR,
+    "Event": record({"data": described(string(), "A JSON object; of the last event [DONE].")}),
     "Usage": _USAGE,
     "ChatCompletion": _response("chat.completion", _choice(_CHAT_LOGPROBS, message=_CHAT_MESSAGE), **_OF_PROMPT),
     "Completion": _response("text_completion", _choice(_COMPLETION_LOGPROBS, text=string())),
