@@ -42,6 +42,8 @@ def nullable(schema: Mapping[str, Any]) -> Json:
     """The same or null."""
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     if isinstance(schema.get("type"), str):
         return {**schema, "type": [schema["type"], "null"]}
     return {"anyOf": [schema, {"type": "null"}]}
