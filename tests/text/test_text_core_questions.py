@@ -135,6 +135,7 @@ def test_nothing_is_left_of_a_question_that_was_answered() -> None:
     core.answer(detokenize(-1))
 
     core.assert_quiescent()
+    assert 1 == core.core.statistics().questions_answered
 
 
 def test_a_question_that_was_left_is_not_wanted_and_not_answered() -> None:

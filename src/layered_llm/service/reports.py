@@ -93,6 +93,7 @@ def _text_samples(statistics: TextStatistics) -> Samples:
         "aborts_late_total": statistics.aborts_late,
         "prompt_tokens_total": statistics.prompt_tokens,
         "generation_tokens_total": statistics.generation_tokens,
+        "questions_answered_total": statistics.questions_answered,
         "stop_strings_matched_total": statistics.stop_strings_matched,
     }
     return tuple((f"layered_llm_{name}", float(count)) for name, count in counters.items())

@@ -48,6 +48,8 @@ class TextStatistics:
     """Of accepted requests."""
     generation_tokens: int
     """That count in the usage of choices whose end was told."""
+    questions_answered: int
+    """About the tokenizer."""
     stop_strings_matched: int
     steps_taken: int
     aborts_handled: int
@@ -78,6 +80,7 @@ def summarize(counters: Counters, *, preparing: int, admitted: int, gone: Collec
         requests_dropped=counters.requests_dropped,
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens,
+        questions_answered=counters.questions_answered,
         stop_strings_matched=counters.stop_strings_matched,
         steps_taken=counters.steps_taken,
         aborts_handled=counters.aborts_handled,

@@ -22,7 +22,7 @@ from layered_llm.transport.http.openai_schema.fields import MalformedBody, decod
 from layered_llm.transport.http.public_ids import names_of, request_of
 from layered_llm.transport.http.replies import error_reply, json_reply
 
-_LONGEST_ID_CHARS: Final = 2 * MAX_REQUEST_ID_CHARS
+LONGEST_ID_CHARS: Final = 2 * MAX_REQUEST_ID_CHARS
 """Every id that a response may have is shorter."""
 _NAMES: Final = ("rid", "id", "request_id")
 
@@ -69,6 +69,6 @@ def _asked(body: bytes) -> str | ApiError | None:
 
 def _checked(param: str, value: object) -> str:
     asked = text(param, value)
-    if len(asked) > _LONGEST_ID_CHARS:
-        raise ParameterError(param, f"{param} must have at most {_LONGEST_ID_CHARS} characters, got {len(asked)}")
+    if len(asked) > LONGEST_ID_CHARS:
+        raise ParameterError(param, f"{param} must have at most {LONGEST_ID_CHARS} characters, got {len(asked)}")
     return asked

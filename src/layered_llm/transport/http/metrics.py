@@ -64,6 +64,7 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "generation_tokens_total": _Family("counter", "Output tokens of choices that ended, as their usage counts them."),
     "generation_tokens_computed_total": _Family("counter", "Output tokens that were computed in steps as their input."),
     "surplus_tokens_total": _Family("counter", "Sampled tokens that were dropped, since their choice had ended."),
+    "questions_answered_total": _Family("counter", "Questions about the tokenizer that were answered."),
     "stop_strings_matched_total": _Family("counter", "Choices that a stop string ended."),
     "stops_handled_total": _Family("counter", "Stop strings that ended a choice in the scheduler."),
     "stops_late_total": _Family("counter", "Stop strings that found their choice already ended."),

@@ -9,6 +9,7 @@ Unknown members are ignored. `tests/transport/http/test_http_openapi.py` compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.body_fields import Field
@@ -46,7 +47,7 @@ def generate_body() -> Json:
 def abort_body() -> Json:
     """Of `/abort_request`."""
     names = ("rid", "id", "request_id")
-    named = {name: nullable(string()) for name in names}
+    named = {name: nullable(string(longest=LONGEST_ID_CHARS)) for name in names}
     return record({**named, "abort_all": boolean()}, optional=(*names, "abort_all"))
 
 
