@@ -116,6 +116,11 @@ class SlotTable:
         """The first `pages` page ids of each of `slots`, [slots, pages]; ids behind a table's end belong to some page."""
         return self._pages[slots, :pages]
 
+    def page_table_addresses(self, slots: Int64s) -> Int64s:
+        """Where in memory the page ids (int32) of each of `slots` begin; valid as long as the table lives."""
+        first: int = self._pages.__array_interface__["data"][0]
+        return first + slots * self._pages.strides[0]
+
     def prompt_ids(self, slot: int) -> Int32s:
         """The slot's prompt; a view."""
         return self._tokens[slot, : self._prompt_tokens[slot]]

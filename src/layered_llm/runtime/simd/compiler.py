@@ -1,0 +1,109 @@
+"""Machine code for a step's program: compiled once for a processor and a version of these files, then read from a cache.
+
+Must not know: what the program does, models, who wants it.
+
+The cache's key is a digest of everything that decides the code: the source files of this package, the weight formats, the
+version of LLVM and of its Python binding, and the processor. An entry is written beside its place and moved there, and carries
+a digest of itself: one that is cut short or damaged is compiled again.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import llvmlite
+from llvmlite import binding
+
+from layered_llm.runtime import matrices
+from layered_llm.runtime.simd.emitter import CodeModule
+from layered_llm.runtime.simd.machine import Machine
+from layered_llm.runtime.simd.step_program import define_program
+
+_LOG: Final = logging.getLogger(__name__)
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Program:
+    """The loaded code; its addresses are valid as long as this lives. Calls leave other Python threads running."""
+
+    lead: Callable[[int], None]
+    """Takes the control block's address."""
+    follow: Callable[[int, int], None]
+    """Takes the control block's address and the thread's number."""
+    _library: Any
+
+
+def load_program(machine: Machine, cache_directory: Path | None) -> Program:
+    """From the cache, or compiled and put there; None keeps nothing. A cache that cannot be written costs a line in the log."""
+    entry = None if cache_directory is None else cache_directory / f"{_key(machine)}.o"
+    code = None if entry is None else _read(entry)
+    if code is None:
+        _LOG.info("compiling the CPU kernels for %s: some seconds, once", machine.processor)
+        code = compile_program(machine)
+        if entry is not None:
+            _write(entry, code)
+    return _link(machine, code)
+
+
+def compile_program(machine: Machine) -> bytes:
+    """An object file."""
+    module = CodeModule.create()
+    define_program(module, registers=machine.registers)
+    target = _target(machine)
+    parsed = binding.parse_assembly(str(module.module))
+    parsed.verify()
+    passes = binding.create_pass_builder(target, binding.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    code: bytes = target.emit_object(parsed)
+    return code
+
+
+def _target(machine: Machine) -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_triple(binding.get_process_triple())
+    return target.create_target_machine(cpu=machine.processor, features=machine.features, opt=3, reloc="pic", codemodel="small")
+
+
+def _link(machine: Machine, code: bytes) -> Program:
+    compiler = binding.create_lljit_compiler(_target(machine))
+    builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
+    library = builder.export_symbol("lead").export_symbol("follow").link(compiler, "layered_llm")
+    lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(library["lead"])
+    follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(library["follow"])
+    return Program(lead=lead, follow=follow, library=(compiler, library))
+
+
+def _key(machine: Machine) -> str:
+    digest = hashlib.sha256()
+    for part in (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.processor, machine.features):
+        digest.update(f"{part}\n".encode())
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    for path in (*sources, Path(matrices.__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(entry: Path) -> bytes | None:
+    try:
+        stored = entry.read_bytes()
+    except OSError:
+        return None
+    expected, code = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == expected else None
+
+
+def _write(entry: Path, code: bytes) -> None:
+    beside = entry.with_suffix(f".{os.getpid()}")
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(hashlib.sha256(code).digest() + code)
+        beside.replace(entry)
+    except OSError as error:
+        _LOG.warning("the compiled CPU kernels cannot be kept: %s", error)

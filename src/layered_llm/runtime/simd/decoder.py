@@ -1,0 +1,166 @@
+"""A decoder that executes steps with generated kernels: sets the control words, and lets the crew work.
+
+Must not know: checkpoints, sampling, policy.
+
+Buffers are reused from step to step: what a call returns is overwritten by the next one.
+"""
+
+import struct
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from layered_llm.runtime.decoder_weights import DecoderWeights
+from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.rotation_table import RotationTable
+from layered_llm.runtime.simd.attention import scratch_bytes
+from layered_llm.runtime.simd.control import MAX_TASK_ROWS, Command, ItemWord, Word
+from layered_llm.runtime.simd.crew import Crew
+from layered_llm.runtime.simd.kv_pool import KvPool
+from layered_llm.runtime.simd.memory_blocks import GrowingBuffer, address_of
+from layered_llm.runtime.simd.tasks import ModelTables, task_rows
+from layered_llm.runtime.slots import FlatTokens, SlotTable, StepRows
+
+_ITEM_QUERIES: Final = 48
+"""Queries of an attention item, at least one token's: their sums and scores stay in a core's first cache."""
+_F32_BYTES: Final = 4
+_LINE_BYTES: Final = 64
+
+
+class SimdDecoder:
+    """Token ids to logits. Weights are read where they lie."""
+
+    def __init__(self, weights: DecoderWeights, pool: KvPool, crew: Crew) -> None:
+        config = weights.config
+        self._config = config
+        self._pool = pool
+        self._crew = crew
+        self._tables = ModelTables.of(weights)
+        self._rotations = RotationTable(config)
+        self._buffers = {word: GrowingBuffer(columns) for word, columns in _buffer_columns(config).items()}
+        self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._block_tokens = max(1, _ITEM_QUERIES // (config.heads // config.kv_heads))
+        self._set_model_words()
+
+    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
+        """Runs all tokens of a step, storing their keys and values: fp32 [tokens, hidden], not yet normalised."""
+        control, count = self._crew.control, len(tokens.token_ids)
+        names = (Word.X, Word.ADDED, Word.NORMED, Word.QKV, Word.QUERIES, Word.ATTENDED, Word.ACTIVATED)
+        x = self._set_buffers(names, count)[0]
+        items = attention_items(slots, rows, self._block_tokens)
+        self._set_rotations(int(rows.ends.max()))
+        control[Word.TOKEN_IDS] = address_of(tokens.token_ids)
+        control[Word.POSITIONS] = address_of(tokens.positions)
+        control[Word.CELLS] = address_of(tokens.cells)
+        control[Word.ITEMS] = address_of(items)
+        control[Word.ITEM_COUNT] = len(items)
+        self._crew.carry_out(Command.LAYERS)
+        return torch.from_numpy(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, vocabulary] of rows that `hidden` returned."""
+        control, count = self._crew.control, len(hidden)
+        kept = hidden.contiguous()
+        logits = self._set_buffers((Word.LOGITS, Word.NORMED), count)[0]
+        control[Word.X] = kept.data_ptr()
+        self._crew.carry_out(Command.HEAD)
+        return torch.from_numpy(logits)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._crew.close()
+
+    def _set_buffers(self, names: tuple[Word, ...], tokens: int) -> list[Float32s]:
+        control = self._crew.control
+        arrays = [self._buffers[name].rows(tokens) for name in names]
+        for name, array in zip(names, arrays, strict=True):
+            control[name] = address_of(array)
+        control[Word.TOKENS] = tokens
+        self._set_scratch(tokens)
+        return arrays
+
+    def _set_scratch(self, tokens: int) -> None:
+        """Room for each thread: a task's rows as fp32 and a gate task's results, or an attention item."""
+        control, config = self._crew.control, self._config
+        columns = (config.hidden_size, config.query_size, config.intermediate_size)
+        panel = _whole_lines(max(task_rows(each) * each for each in columns) * _F32_BYTES)
+        gate = 2 * tokens * MAX_TASK_ROWS * _F32_BYTES
+        group = config.heads // config.kv_heads
+        item = scratch_bytes(group * self._block_tokens, config.head_dim)
+        each = _whole_lines(max(panel + gate, item))
+        control[Word.GATE_OFFSET] = panel
+        if each > control[Word.SCRATCH_BYTES]:
+            self._scratch = np.zeros(each * self._crew.threads + _LINE_BYTES, np.uint8)
+            control[Word.SCRATCH_BYTES] = each
+            control[Word.SCRATCH] = address_of(self._scratch) + -address_of(self._scratch) % _LINE_BYTES
+
+    def _set_rotations(self, positions: int) -> None:
+        cosines, sines = self._rotations.covering(positions)
+        self._crew.control[Word.COSINES] = address_of(cosines)
+        self._crew.control[Word.SINES] = address_of(sines)
+
+    def _set_model_words(self) -> None:
+        config, tables, pool = self._config, self._tables, self._pool
+        values = {
+            Word.LAYERS: config.layers,
+            Word.LAYER_TABLE: address_of(tables.layers),
+            Word.HIDDEN: config.hidden_size,
+            Word.INTERMEDIATE: config.intermediate_size,
+            Word.HEADS: config.heads,
+            Word.KV_HEADS: config.kv_heads,
+            Word.HEAD_DIM: config.head_dim,
+            Word.NORM_EPS: _as_word(config.norm_eps),
+            Word.SCORE_SCALE: _as_word(config.head_dim**-0.5),
+            Word.ONE: _as_word(1.0),
+            Word.EMBEDDING: address_of(tables.embedding),
+            Word.FINAL_NORM: address_of(tables.weights.norm),
+            Word.HEAD_TASKS: address_of(tables.head),
+            Word.HEAD_TASK_COUNT: len(tables.head),
+            Word.VOCABULARY: config.vocabulary_size,
+            Word.KV_POOL: pool.address,
+            Word.KV_LAYER_BYTES: pool.layer_bytes,
+            Word.KV_NUMBER_BYTES: pool.number_bytes,
+            Word.PAGE_SIZE: pool.page_size_tokens,
+        }
+        for word, value in values.items():
+            self._crew.control[word] = value
+
+
+def attention_items(slots: SlotTable, rows: StepRows, block_tokens: int) -> NDArray[np.int64]:
+    """Rows of `ItemWord`s: each row of the step in blocks of so many tokens, those with the most positions first."""
+    blocks = -(-rows.counts // block_tokens)
+    owner = np.repeat(np.arange(rows.slots.size), blocks)
+    offsets = (np.arange(owner.size) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block_tokens
+    items = np.empty((owner.size, len(ItemWord)), np.int64)
+    items[:, ItemWord.PAGE_TABLE] = slots.page_table_addresses(rows.slots)[owner]
+    items[:, ItemWord.FIRST] = (np.cumsum(rows.counts) - rows.counts)[owner] + offsets
+    items[:, ItemWord.COUNT] = np.minimum(block_tokens, rows.counts[owner] - offsets)
+    items[:, ItemWord.START] = rows.starts[owner] + offsets
+    work = (items[:, ItemWord.START] + items[:, ItemWord.COUNT]) * items[:, ItemWord.COUNT]
+    return items[np.argsort(-work, kind="stable")]
+
+
+def _buffer_columns(config: ModelConfig) -> dict[Word, int]:
+    return {
+        Word.X: config.hidden_size,
+        Word.ADDED: config.hidden_size,
+        Word.NORMED: config.hidden_size,
+        Word.QKV: config.query_size + 2 * config.kv_size,
+        Word.QUERIES: config.query_size,
+        Word.ATTENDED: config.query_size,
+        Word.ACTIVATED: config.intermediate_size,
+        Word.LOGITS: config.vocabulary_size,
+    }
+
+
+def _whole_lines(size_bytes: int) -> int:
+    return -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
+
+
+def _as_word(number: float) -> int:
+    """An fp32 number in the lower half of a word."""
+    word: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return word

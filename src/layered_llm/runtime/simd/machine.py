@@ -1,0 +1,40 @@
+"""Which processor this is, and whether the kernels can run on it.
+
+Must not know: kernels, how they are compiled.
+"""
+
+import platform
+from typing import Final
+
+import attrs
+from llvmlite import binding
+
+_NEEDED: Final = ("avx2", "fma", "f16c")
+_MANY_REGISTERS: Final = "avx512vl"
+
+
+@attrs.frozen(kw_only=True)
+class Machine:
+    """What code is generated for."""
+
+    processor: str
+    """LLVM's name of it."""
+    features: str
+    """LLVM's list of what it can and cannot do."""
+    registers: int
+    """Vector registers."""
+
+
+def find_machine() -> Machine | str:
+    """This machine, or in words what it lacks."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return f"they are for Linux on x86-64, not {platform.system()} on {platform.machine()}"
+    features = binding.get_host_cpu_features()
+    lacking = [name for name in _NEEDED if not features.get(name)]
+    if lacking:
+        return f"the processor lacks {', '.join(lacking)}"
+    return Machine(
+        processor=binding.get_host_cpu_name(),
+        features=features.flatten(),
+        registers=32 if features.get(_MANY_REGISTERS) else 16,
+    )

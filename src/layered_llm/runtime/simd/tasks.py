@@ -1,0 +1,102 @@
+"""Cuts the matrices of a model into tasks, and says in control words where everything lies.
+
+Must not know: threads, steps, kernels.
+"""
+
+from typing import Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from layered_llm.runtime.matrices import Float32s, WeightMatrix
+from layered_llm.runtime.simd.control import MAX_TASK_ROWS, LayerWord, TaskWord
+from layered_llm.runtime.simd.memory_blocks import address_of
+from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
+
+Int64s = NDArray[np.int64]
+
+_WIDE_COLUMNS: Final = 4096
+"""Rows that are longer than this make smaller tasks, so that a task's rows in fp32 stay in a core's cache."""
+_WIDE_TASK_ROWS: Final = 8
+
+
+def task_rows(columns: int) -> int:
+    """How many rows of a matrix make a task."""
+    return MAX_TASK_ROWS if columns <= _WIDE_COLUMNS else _WIDE_TASK_ROWS
+
+
+def tasks_of(matrix: WeightMatrix, bias: Float32s | None = None) -> Int64s:
+    """One row of `TaskWord`s for each task. The matrix and the bias must outlive them."""
+    step = task_rows(matrix.columns)
+    firsts = np.arange(0, matrix.rows, step)
+    tasks = np.zeros((len(firsts), len(TaskWord)), np.int64)
+    tasks[:, TaskWord.FORMAT] = FORMAT_NUMBERS[matrix.format]
+    tasks[:, TaskWord.WEIGHTS] = address_of(matrix.data) + firsts * matrix.data.shape[1]
+    tasks[:, TaskWord.ROW_BYTES] = matrix.data.shape[1]
+    tasks[:, TaskWord.ROWS] = np.minimum(step, matrix.rows - firsts)
+    tasks[:, TaskWord.OUTPUT] = firsts
+    if bias is not None:
+        tasks[:, TaskWord.BIAS] = address_of(bias) + firsts * bias.itemsize
+    return tasks
+
+
+def gate_up_tasks(weights: LinearWeights) -> Int64s:
+    """[pairs * 2, words]: a task of the gate, then the same rows of the up projection."""
+    half = weights.matrix.rows // 2
+    parts = []
+    for first in (0, half):
+        data = weights.matrix.data[first : first + half]
+        bias = None if weights.bias is None else weights.bias[first : first + half]
+        parts.append(tasks_of(attrs.evolve(weights.matrix, rows=half, data=data), bias))
+    return np.stack(parts, axis=1).reshape(-1, len(TaskWord))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ModelTables:
+    """The tables that control words point to, and the weights that the tables point to."""
+
+    weights: DecoderWeights
+    layers: Int64s
+    """[layers, words of `LayerWord`]."""
+    embedding: Int64s
+    head: Int64s
+    _tasks: tuple[Int64s, ...]
+    """What the rows of `layers` point to."""
+
+    @classmethod
+    def of(cls, weights: DecoderWeights) -> "ModelTables":
+        kept: list[Int64s] = []
+        layers = np.zeros((len(weights.layers), len(LayerWord)), np.int64)
+        for row, layer in zip(layers, weights.layers, strict=True):
+            _fill_layer(row, layer, kept)
+        return cls(
+            weights=weights,
+            layers=layers,
+            embedding=tasks_of(weights.embedding),
+            head=tasks_of(weights.head),
+            tasks=tuple(kept),
+        )
+
+
+def _fill_layer(row: Int64s, layer: LayerWeights, kept: list[Int64s]) -> None:
+    norms = {
+        LayerWord.ATTENTION_NORM: layer.attention_norm,
+        LayerWord.MLP_NORM: layer.mlp_norm,
+        LayerWord.QUERY_NORM: layer.query_norm,
+        LayerWord.KEY_NORM: layer.key_norm,
+    }
+    for word, norm in norms.items():
+        row[word] = 0 if norm is None else address_of(norm)
+    linears = {
+        LayerWord.QKV_TASKS: tasks_of(layer.qkv.matrix, layer.qkv.bias),
+        LayerWord.OUTPUT_TASKS: tasks_of(layer.output.matrix, layer.output.bias),
+        LayerWord.GATE_UP_TASKS: gate_up_tasks(layer.gate_up),
+        LayerWord.DOWN_TASKS: tasks_of(layer.down.matrix, layer.down.bias),
+    }
+    for word, tasks in linears.items():
+        row[word] = address_of(tasks)
+        row[word + 1] = len(tasks)
+        kept.append(tasks)
+    row[LayerWord.GATE_UP_PAIR_COUNT] //= 2

@@ -1,0 +1,252 @@
+"""Vectors of 8 fp32 numbers as Python expressions that emit LLVM instructions.
+
+Must not know: kernels, weight formats.
+
+No operation may be reordered or contracted by the compiler: a sum has the order in which it is written, and the same code
+gives the same bits whatever surrounds it. Loads and stores need no alignment.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+from llvmlite import ir
+
+from layered_llm.runtime.simd.emitter import I8, I32, CodeModule, Emitter, Function, Int
+
+LANES: Final = 8
+VECTOR_BYTES: Final = 4 * LANES
+
+F32: Final = ir.FloatType()
+HALF: Final = ir.HalfType()
+I16: Final = ir.IntType(16)
+F32_BYTES: Final = 4
+
+
+def lanes_of(kind: Any, lanes: int = LANES) -> Any:
+    return ir.VectorType(kind, lanes)
+
+
+VECTOR: Final = lanes_of(F32)
+_QUAD: Final = 4
+
+
+@attrs.frozen(eq=False)
+class Vector:
+    """8 fp32 numbers."""
+
+    vectors: "Vectors"
+    value: Any
+
+    def __add__(self, other: "Vector") -> "Vector":
+        return Vector(self.vectors, self.vectors.builder.fadd(self.value, other.value))
+
+    def __sub__(self, other: "Vector") -> "Vector":
+        return Vector(self.vectors, self.vectors.builder.fsub(self.value, other.value))
+
+    def __mul__(self, other: "Vector") -> "Vector":
+        return Vector(self.vectors, self.vectors.builder.fmul(self.value, other.value))
+
+    def __truediv__(self, other: "Vector") -> "Vector":
+        return Vector(self.vectors, self.vectors.builder.fdiv(self.value, other.value))
+
+
+@attrs.frozen(eq=False)
+class Accumulator:
+    """A vector that loops change; the optimiser keeps it in a register."""
+
+    vectors: "Vectors"
+    place: Any
+
+    def get(self) -> Vector:
+        return Vector(self.vectors, self.vectors.builder.load(self.place, typ=VECTOR))
+
+    def set(self, value: Vector) -> None:
+        self.vectors.builder.store(value.value, self.place)
+
+
+@attrs.frozen(eq=False)
+class Vectors:
+    """The vector operations of one function."""
+
+    module: CodeModule
+    emitter: Emitter
+
+    @property
+    def builder(self) -> Any:
+        return self.emitter.builder
+
+    def constant(self, number: float) -> Vector:
+        return Vector(self, ir.Constant(VECTOR, [_nearest_fp32(number)] * LANES))
+
+    def accumulator(self, start: Vector | None = None) -> Accumulator:
+        result = Accumulator(self, self.emitter.stack_place(VECTOR))
+        result.set(self.constant(0.0) if start is None else start)
+        return result
+
+    def load(self, address: Int) -> Vector:
+        return Vector(self, self._load(address, VECTOR))
+
+    def store(self, address: Int, value: Vector) -> None:
+        self.builder.store(value.value, self.emitter.pointer(address), align=1)
+
+    def load_halfs(self, address: Int) -> Vector:
+        """Fp16 numbers."""
+        return Vector(self, self.builder.fpext(self._load(address, lanes_of(HALF)), VECTOR))
+
+    def store_halfs(self, address: Int, value: Vector) -> None:
+        """Rounded to the nearest fp16 numbers."""
+        self.builder.store(self.builder.fptrunc(value.value, lanes_of(HALF)), self.emitter.pointer(address), align=1)
+
+    def load_bfloats(self, address: Int) -> Vector:
+        """Bf16 numbers: the upper halves of fp32 ones."""
+        builder, wide = self.builder, lanes_of(I32)
+        bits = builder.zext(self._load(address, lanes_of(I16)), wide)
+        return Vector(self, builder.bitcast(builder.shl(bits, ir.Constant(wide, [16] * LANES)), VECTOR))
+
+    def load_bytes(self, address: Int) -> Any:
+        """8 bytes as they are."""
+        return self._load(address, lanes_of(I8))
+
+    def splat(self, address: Int) -> Vector:
+        """The fp32 number at `address`, 8 times."""
+        return self._spread(self._load(address, F32))
+
+    def splat_half(self, address: Int) -> Vector:
+        """The fp16 number at `address`, 8 times."""
+        pair = lanes_of(HALF, 1)
+        wide = self.builder.fpext(self._load(address, pair), lanes_of(F32, 1))
+        return Vector(self, self.builder.shuffle_vector(wide, wide, ir.Constant(lanes_of(I32), [0] * LANES)))
+
+    def fma(self, x: Vector, y: Vector, z: Vector) -> Vector:
+        """x * y + z, rounded once."""
+        return self._called("llvm.fma.v8f32", x, y, z)
+
+    def maximum(self, x: Vector, y: Vector) -> Vector:
+        """The larger number of each pair; `y` where one is not a number."""
+        return self._selected(self.builder.fcmp_ordered(">", x.value, y.value), x, y)
+
+    def minimum(self, x: Vector, y: Vector) -> Vector:
+        """The smaller number of each pair; `y` where one is not a number."""
+        return self._selected(self.builder.fcmp_ordered("<", x.value, y.value), x, y)
+
+    def exp(self, x: Vector) -> Vector:
+        """e^x within 2 units in the last place; 0 below -87, e^88 above 88.
+
+        Cephes' expf: reduction by multiples of ln 2, polynomial of degree 6.
+        """
+        builder, integers = self.builder, lanes_of(I32)
+        bounded = self.minimum(self.constant(_EXP_HIGHEST), self.maximum(self.constant(_EXP_LOWEST), x))
+        turns = self._called("llvm.rint.v8f32", bounded * self.constant(1.44269504088896341))
+        rest = self.fma(turns, self.constant(-0.693359375), bounded)
+        rest = self.fma(turns, self.constant(2.12194440e-4), rest)
+        series = self.constant(_EXP_SERIES[0])
+        for coefficient in _EXP_SERIES[1:]:
+            series = self.fma(series, rest, self.constant(coefficient))
+        mantissa = self.fma(series, rest * rest, rest) + self.constant(1.0)
+        exponent = builder.add(builder.fptosi(turns.value, integers), ir.Constant(integers, [127] * LANES))
+        power = Vector(self, builder.bitcast(builder.shl(exponent, ir.Constant(integers, [23] * LANES)), VECTOR))
+        is_low = builder.fcmp_ordered("<", x.value, self.constant(_EXP_LOWEST).value)
+        return self._selected(is_low, self.constant(0.0), mantissa * power)
+
+    def first_lanes(self, count: Int, x: Vector, otherwise: Vector) -> Vector:
+        """The first `count` numbers of `x`, the others of `otherwise`."""
+        numbers = lanes_of(I32)
+        bound = self._spread_value(self.builder.trunc(count.value, I32), numbers)
+        is_first = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), bound)
+        return self._selected(is_first, x, otherwise)
+
+    def sums(self, four: Sequence[Vector]) -> Any:
+        """<4 x float>: the sum of each of 4 vectors; the order within a vector is the same for all."""
+        first, second = self._pair_sums(four[0], four[1]), self._pair_sums(four[2], four[3])
+        quads = self.builder.fadd(
+            self._shuffled(first, second, [0, 1, 8, 9, 4, 5, 12, 13]),
+            self._shuffled(first, second, [2, 3, 10, 11, 6, 7, 14, 15]),
+        )
+        return self.builder.fadd(self._shuffled(quads, quads, [0, 1, 2, 3]), self._shuffled(quads, quads, [4, 5, 6, 7]))
+
+    def spread_sum(self, x: Vector) -> Vector:
+        """The sum of the 8 numbers, 8 times, in the order of `sums`."""
+        return self._spread(self._first(self.sums([x] * 4)))
+
+    def spread_maximum(self, x: Vector) -> Vector:
+        """The largest of the 8 numbers, 8 times."""
+        for distance in (4, 2, 1):
+            x = self.maximum(x, Vector(self, self._shuffled(x.value, x.value, [lane ^ distance for lane in range(LANES)])))
+        return x
+
+    def store_first(self, address: Int, value: Any, count: int) -> None:
+        """The first `count` of 4 numbers, as `sums` gives them."""
+        if count == _QUAD:
+            self.builder.store(value, self.emitter.pointer(address), align=1)
+            return
+        for lane in range(count):
+            number = self.builder.extract_element(value, I32(lane))
+            self.builder.store(number, self.emitter.pointer(address + F32_BYTES * lane), align=1)
+
+    def store_lane(self, address: Int, x: Vector) -> None:
+        """The first of the 8 numbers."""
+        self.builder.store(self._first(x.value), self.emitter.pointer(address), align=1)
+
+    def root(self, x: Vector) -> Vector:
+        return self._called("llvm.sqrt.v8f32", x)
+
+    def prefetch(self, address: Int) -> None:
+        """Asks for the cache line at `address`, which need not exist."""
+        function = self.module.intrinsic("llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(), I32, I32, I32])
+        self.builder.call(function, [self.emitter.pointer(address), I32(0), I32(3), I32(1)])
+
+    def of_integer(self, number: Int) -> Vector:
+        """The integer as fp32, 8 times."""
+        return self._spread(self.builder.sitofp(number.value, F32))
+
+    def _selected(self, condition: Any, x: Vector, y: Vector) -> Vector:
+        return Vector(self, self.builder.select(condition, x.value, y.value))
+
+    def _called(self, name: str, *arguments: Vector) -> Vector:
+        function = self.module.intrinsic(name, VECTOR, [VECTOR] * len(arguments))
+        return Vector(self, self.builder.call(function, [argument.value for argument in arguments]))
+
+    def _load(self, address: Int, kind: Any) -> Any:
+        return self.builder.load(self.emitter.pointer(address), typ=kind, align=1)
+
+    def _first(self, value: Any) -> Any:
+        return self.builder.extract_element(value, I32(0))
+
+    def _spread(self, number: Any) -> Vector:
+        return Vector(self, self._spread_value(number, VECTOR))
+
+    def _spread_value(self, number: Any, kind: Any) -> Any:
+        nothing = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(nothing, number, I32(0))
+        return self.builder.shuffle_vector(first, nothing, ir.Constant(lanes_of(I32), [0] * LANES))
+
+    def _pair_sums(self, x: Vector, y: Vector) -> Any:
+        return self.builder.fadd(
+            self._shuffled(x.value, y.value, [0, 8, 2, 10, 4, 12, 6, 14]),
+            self._shuffled(x.value, y.value, [1, 9, 3, 11, 5, 13, 7, 15]),
+        )
+
+    def _shuffled(self, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+        return self.builder.shuffle_vector(x, y, ir.Constant(lanes_of(I32, len(lanes)), list(lanes)))
+
+
+VectorKernel = Callable[..., None]
+"""Emits a kernel: takes the function's vector operations, then its arguments."""
+
+
+def define(module: CodeModule, name: str, emit: VectorKernel, parameters: int) -> Function:
+    """Generates the function `name` of the code that `emit` emits."""
+    return module.function(name, lambda emitter, *arguments: emit(Vectors(module, emitter), *arguments), parameters)
+
+
+_EXP_LOWEST: Final = -87.0
+_EXP_HIGHEST: Final = 88.0
+_EXP_SERIES: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+
+
+def _nearest_fp32(number: float) -> float:
+    """LLVM takes a constant only if it is an fp32 number."""
+    nearest: float = struct.unpack("f", struct.pack("f", number))[0]
+    return nearest
