@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_device import TorchDevice
 from support.runtime_driver import generate
 
@@ -13,7 +13,7 @@ from support.runtime_driver import generate
 class Recorder:
     """Keeps the logits that a device computes."""
 
-    def __init__(self, model: CausalLm) -> None:
+    def __init__(self, model: StepModel) -> None:
         self._model = model
         self.logits_seen: list[torch.Tensor] = []
 

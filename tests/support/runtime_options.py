@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
+from layered_llm.service.settings import cache_directory, load
+
+KERNEL_CACHE: Path = cache_directory(load(environment={})) / "kernels"
+"""The user's own: the kernels are compiled once, and not for each run of the tests."""
 
 
 def make_script_options(**changes: Any) -> ScriptOptions:
@@ -22,6 +26,10 @@ def make_options(model: Path, **changes: Any) -> RuntimeOptions:
         "max_slots": 8,
         "context_override": None,
         "threads": None,
+        "kernels": "auto",
+        "kernel_cache": KERNEL_CACHE,
+        "kv_dtype": "float32",
+        "deterministic": False,
         "script": make_script_options(),
     }
     return RuntimeOptions(**(values | changes))

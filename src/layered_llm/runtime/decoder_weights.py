@@ -3,10 +3,15 @@
 Must not know: files, torch, how a step is executed.
 """
 
+from collections.abc import Iterator
+from typing import Final
+
 import attrs
 
 from layered_llm.runtime.matrices import Float32s, WeightMatrix
 from layered_llm.runtime.model_config import ModelConfig
+
+_FP32_BYTES: Final = 4
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,3 +51,23 @@ class DecoderWeights:
     norm: Float32s
     head: WeightMatrix
     """[vocabulary, hidden]; the embedding itself where they are tied."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What all matrices take as they are."""
+        return sum(matrix.data.nbytes for matrix in self._matrices())
+
+    @property
+    def expanded_bytes(self) -> int:
+        """What all matrices take as fp32; a head that is tied to the embedding is packed beside it."""
+        tied = (self.head,) if self.head is self.embedding else ()
+        return sum(_FP32_BYTES * matrix.rows * matrix.columns for matrix in (*self._matrices(), *tied))
+
+    def _matrices(self) -> Iterator[WeightMatrix]:
+        """Each once."""
+        yield self.embedding
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                yield linear.matrix
+        if self.head is not self.embedding:
+            yield self.head

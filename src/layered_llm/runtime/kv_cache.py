@@ -7,16 +7,11 @@ stores both and one gather of whole pages fetches both. It begins as zeros that 
 first touched: a pool that is never filled is never paid for, and padding is always finite.
 """
 
-import math
-from typing import Final
-
 import attrs
 import numpy as np
 import torch
 
 from layered_llm.runtime.model_config import ModelConfig
-
-_FP32_BYTES: Final = 4
 
 
 @attrs.frozen(eq=False)
@@ -40,6 +35,6 @@ class KvCache:
         return self._pool[layer].index_select(0, pages).flatten(0, 1)
 
 
-def page_bytes(config: ModelConfig, page_size_tokens: int) -> int:
-    """Memory of one page with all layers."""
-    return math.prod((config.layers, page_size_tokens, 2, config.kv_heads, config.head_dim, _FP32_BYTES))
+def page_bytes(config: ModelConfig, page_size_tokens: int, dtype: str) -> int:
+    """Memory of one page with all layers, of numbers of `dtype`."""
+    return config.layers * page_size_tokens * 2 * config.kv_size * np.dtype(dtype).itemsize

@@ -41,7 +41,14 @@ class RuntimeOptions:
     context_override: int | None
     """A context shorter than the model's."""
     threads: int | None
-    """None leaves torch's own choice."""
+    """None: the cores that this process may use."""
+    kernels: Literal["auto", "simd", "torch"]
+    """auto: the generated kernels where they can be used, else torch."""
+    kernel_cache: Path | None
+    """Directory where compiled kernels are kept; None keeps nothing."""
+    kv_dtype: Literal["float32", "float16"]
+    deterministic: bool
+    """A request's logits never depend on what else is computed; refused where that cannot be kept."""
     script: ScriptOptions
 
     def pool_wish(self, *, page_bytes: int, context_tokens: int) -> PoolWish:

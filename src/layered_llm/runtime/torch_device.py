@@ -1,6 +1,6 @@
-"""The CPU device: executes steps with torch.
+"""The CPU device: executes steps and samples.
 
-Must not know: links, policy, how the model was read.
+Must not know: links, policy, how the model was read, how its layers are computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,14 +12,12 @@ import torch
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
-from layered_llm.runtime.attention import plan_attention
 from layered_llm.runtime.device import DeviceError, one_line
-from layered_llm.runtime.kv_cache import KvCache
-from layered_llm.runtime.layers import CausalLm
 from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.sampler import sample_tokens
 from layered_llm.runtime.slots import Int64s, SlotTable, StepRows
+from layered_llm.runtime.step_model import StepModel
 
 
 @attrs.frozen(kw_only=True)
@@ -32,11 +30,10 @@ class _Sampled:
 
 
 class TorchDevice:
-    """A Device that runs a decoder model in fp32. Sampled tokens go into the slots' state and feed the next step from there."""
+    """A Device that runs a decoder and samples. Sampled tokens go into the slots' state and feed the next step from there."""
 
-    def __init__(self, *, model: CausalLm, cache: KvCache, limits: RuntimeLimits, now_us: Callable[[], int]) -> None:
+    def __init__(self, *, model: StepModel, limits: RuntimeLimits, now_us: Callable[[], int]) -> None:
         self._model = model
-        self._cache = cache
         self._limits = limits
         self._now_us = now_us
         self._slots = SlotTable(limits)
@@ -65,8 +62,7 @@ class TorchDevice:
     @torch.inference_mode()
     def _run(self, rows: StepRows) -> _Sampled:
         tokens = self._slots.flatten(rows)
-        plan = plan_attention(self._slots, rows, tokens, page_size_tokens=self._limits.page_size_tokens)
-        hidden = self._model.hidden(torch.from_numpy(tokens.token_ids), self._cache, plan)
+        hidden = self._model.hidden(self._slots, rows, tokens)
         told = list(self._prompt_logprobs(rows, hidden)) if self._slots.tells_prompts else []
         prompt_logprobs = PromptLogprobs.of(told)
         if not rows.sampled.size:

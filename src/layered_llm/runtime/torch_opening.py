@@ -1,15 +1,17 @@
-"""Opens the CPU device: reads a model, sizes the KV pool.
+"""Opens the CPU device: reads a model, sizes the KV pool, chooses what executes it.
 
 Must not know: links, how steps are executed.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import torch
 
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.cores import available_cores
+from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache, page_bytes
 from layered_llm.runtime.memory import available_bytes
@@ -18,11 +20,18 @@ from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, size_pool
+from layered_llm.runtime.simd.compiler import load_program
+from layered_llm.runtime.simd.crew import Crew
+from layered_llm.runtime.simd.decoder import SimdDecoder
+from layered_llm.runtime.simd.kv_pool import KvPool
+from layered_llm.runtime.simd.machine import Machine
+from layered_llm.runtime.simd.support import find_support
+from layered_llm.runtime.step_model import StepModel
+from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.weights import CheckpointReader
 
 _LOG: Final = logging.getLogger(__name__)
-_FP32_BYTES: Final = 4
 
 
 def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> TorchDevice:
@@ -36,20 +45,25 @@ def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> 
 
 
 def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
+    free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
-    build = builder_of(config.architecture)
+    build, machine = builder_of(config.architecture), _find_machine(options, config)
     reader = CheckpointReader.of(files.tensors(), dtype=options.dtype)
-    pool = _size_pool(options, config, _FP32_BYTES * reader.parameters() + _head_copy_bytes(config))
-    model = build(config, reader)
+    weights = build(config, reader)
     reader.finish()
+    weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
+    pool = _size_pool(options, config, weight_bytes, free_bytes)
+    if machine is None:
+        model, computed = _torch_model(options, weights, pool.pages), f"torch with {torch.get_num_threads()} threads"
+    else:
+        model, computed = _simd_model(options, weights, pool.pages, machine)
     _LOG.info(
-        "%s on the CPU: weights %s, computed in float32 with %d threads; KV pool of %d pages of %d tokens",
-        *(config.architecture, reader.types, torch.get_num_threads(), pool.pages, options.page_size_tokens),
+        "%s on the CPU: weights %s, computed in float32 by %s; KV pool of %d pages of %d tokens, %s",
+        *(config.architecture, reader.types, computed, pool.pages, options.page_size_tokens, options.kv_dtype),
     )
     return TorchDevice(
         model=model,
-        cache=KvCache.allocate(config, pages=pool.pages, page_size_tokens=options.page_size_tokens),
         limits=RuntimeLimits(
             pages=pool.pages,
             page_size_tokens=options.page_size_tokens,
@@ -61,17 +75,48 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     )
 
 
-def _head_copy_bytes(config: ModelConfig) -> int:
-    """A head that is tied to the embedding is packed beside it."""
-    return _FP32_BYTES * config.vocabulary_size * config.hidden_size if config.tied_head else 0
+def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | None:
+    """What the generated kernels are for, or None where torch executes the model.
+
+    Raises DeviceError where that is not what the options ask for.
+    """
+    match options.kernels:
+        case "torch":
+            found: Machine | str = "torch was asked for"
+        case "simd" | "auto":
+            found = find_support(config)
+        case _:
+            assert_never(options.kernels)
+    if isinstance(found, Machine):
+        return found
+    for wish, is_wished in (
+        ("kernels=simd", options.kernels == "simd"),
+        ("kv_dtype=float16", options.kv_dtype != "float32"),
+        ("deterministic", options.deterministic),
+    ):
+        if is_wished:
+            raise DeviceError(f"{wish} needs the generated kernels, which cannot be used: {found}")
+    _LOG.info("torch executes the model, without generated kernels: %s", found)
+    return None
 
 
-def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int) -> PoolSize:
+def _simd_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine) -> tuple[StepModel, str]:
+    pool = KvPool.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens, dtype=options.kv_dtype)
+    crew = Crew(load_program(machine, options.kernel_cache), threads=options.threads or available_cores())
+    return SimdDecoder(weights, pool, crew), f"generated kernels for {machine.processor} with {crew.threads} threads"
+
+
+def _torch_model(options: RuntimeOptions, weights: DecoderWeights, pages: int) -> StepModel:
+    cache = KvCache.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens)
+    return TorchDecoder(model=expand_model(weights), cache=cache, page_size_tokens=options.page_size_tokens)
+
+
+def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int, free_bytes: int | None) -> PoolSize:
     wish = options.pool_wish(
-        page_bytes=page_bytes(config, options.page_size_tokens),
+        page_bytes=page_bytes(config, options.page_size_tokens, options.kv_dtype),
         context_tokens=chosen_context(config.context_tokens, options.context_override),
     )
-    pool = size_pool(wish, weight_bytes=weight_bytes, free_bytes=available_bytes())
+    pool = size_pool(wish, weight_bytes=weight_bytes, free_bytes=free_bytes)
     if pool.context_tokens < wish.context_tokens:
         _LOG.warning("the KV pool holds %d of the context's %d tokens", pool.context_tokens, wish.context_tokens)
     return pool

@@ -5,7 +5,10 @@ Must not know: text, HTTP, policy, event loops.
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
 
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import DeviceError
@@ -14,9 +17,13 @@ from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.runtime_loop import serve_device
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings import Settings, cache_directory
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
+
+_KERNELS: Final[Mapping[str, Literal["auto", "simd", "torch"]]] = MappingProxyType(
+    {"auto": "auto", "simd": "simd", "torch": "torch"}
+)
 
 
 def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
@@ -31,6 +38,10 @@ def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
         max_slots=settings.max_running_requests,
         context_override=settings.max_seq_len_override,
         threads=settings.threads,
+        kernels=_KERNELS[settings.kernels],
+        kernel_cache=cache_directory(settings) / "kernels",
+        kv_dtype="float16" if settings.kv_dtype == "float16" else "float32",
+        deterministic=settings.deterministic,
         script=ScriptOptions(
             name="hash" if settings.scripted_output == "hash" else "echo",
             first_id=ord("a"),

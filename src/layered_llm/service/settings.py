@@ -21,12 +21,14 @@ from layered_llm.service.settings_fields import SettingsError, check, flag
 from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
-    "Settings", "SettingsError", "add_arguments", "chat_history", "child_environment", "flag",
+    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag",
     "let_threads_sleep", "load",
     "wants_colours",
 ]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
+KERNELS: Final = ("auto", "simd", "torch")
+KV_DTYPES: Final = ("float32", "float16")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
 SCHEDULE_POLICIES: Final = ("fcfs", "priority", "lpm")
 GENERATION_CONFIG_OF_MODEL: Final = "auto"
@@ -194,7 +196,30 @@ class Settings:
         low=0.001,
         high=1,
     )
-    threads: int | None = _setting("threads of the CPU device (default: torch's choice)", default=None, group="runtime", low=1)
+    kv_dtype: str = _setting(
+        "precision of the KV cache: float16 halves its memory and is nearly exact",
+        default="float32",
+        group="runtime",
+        aliases=("--kv-cache-dtype",),
+        choices=KV_DTYPES,
+    )
+    threads: int | None = _setting(
+        "threads of the CPU device (default: the cores that it may use)", default=None, group="runtime", low=1
+    )
+    kernels: str = _setting(
+        "what computes on the CPU: simd, machine code generated for this processor; torch; auto: simd where it can be used",
+        default="auto",
+        group="runtime",
+        choices=KERNELS,
+    )
+    deterministic: bool = _setting(
+        "refuse to start where a request's logits could depend, in the last bits, on what is computed beside it",
+        default=False,
+        group="runtime",
+    )
+    cache_dir: str | None = _setting(
+        "where compiled kernels are kept (default: ~/.cache/layered_llm)", default=None, group="runtime"
+    )
     scripted_output: str = _setting(
         "what the scripted device says: its prompt again, or letters that depend on the whole history",
         default="echo",
@@ -267,6 +292,14 @@ def load(
     values |= sources.from_environment(fields, variables)
     values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
+
+
+def cache_directory(settings: Settings) -> Path:
+    """Where what was made once is kept: the setting, else the user's cache directory."""
+    if settings.cache_dir is not None:
+        return Path(settings.cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "layered_llm"
 
 
 def chat_history() -> Path:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from layered_llm.runtime.layers import CausalLm
+from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.model_config import ModelConfig, ModelConfigError
 from layered_llm.runtime.models import llama, qwen2, qwen3
 from layered_llm.runtime.weights import CheckpointReader
 
-Builder = Callable[[ModelConfig, CheckpointReader], CausalLm]
+Builder = Callable[[ModelConfig, CheckpointReader], DecoderWeights]
 
 BUILDERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
