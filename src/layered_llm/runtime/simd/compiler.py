@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,13 +48,21 @@ def load_program(machine: Machine, cache_directory: Path | None) -> Program:
         code = compile_program(machine)
         if entry is not None:
             _write(entry, code)
-    return _link(machine, code)
+    library, addresses = link(code, ("lead", "follow"), machine)
+    lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(addresses["lead"])
+    follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["follow"])
+    return Program(lead=lead, follow=follow, library=library)
 
 
 def compile_program(machine: Machine) -> bytes:
-    """An object file."""
+    """The object file of a step's program."""
     module = CodeModule.create()
     define_program(module, registers=machine.registers)
+    return compile_module(module, machine)
+
+
+def compile_module(module: CodeModule, machine: Machine) -> bytes:
+    """An object file."""
     target = _target(machine)
     parsed = binding.parse_assembly(str(module.module))
     parsed.verify()
@@ -71,13 +79,14 @@ def _target(machine: Machine) -> Any:
     return target.create_target_machine(cpu=machine.processor, features=machine.features, opt=3, reloc="pic", codemodel="small")
 
 
-def _link(machine: Machine, code: bytes) -> Program:
+def link(code: bytes, names: Sequence[str], machine: Machine) -> tuple[Any, Mapping[str, int]]:
+    """Loads an object file: what keeps it loaded, and the addresses of its functions `names`."""
     compiler = binding.create_lljit_compiler(_target(machine))
     builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
-    library = builder.export_symbol("lead").export_symbol("follow").link(compiler, "layered_llm")
-    lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(library["lead"])
-    follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(library["follow"])
-    return Program(lead=lead, follow=follow, library=(compiler, library))
+    for name in names:
+        builder.export_symbol(name)
+    library = builder.link(compiler, "layered_llm")
+    return (compiler, library), {name: library[name] for name in names}
 
 
 def _key(machine: Machine) -> str:

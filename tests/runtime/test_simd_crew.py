@@ -1,0 +1,89 @@
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from layered_llm.runtime.matrices import Float32s, WeightFormat
+from layered_llm.runtime.simd.compiler import load_program
+from layered_llm.runtime.simd.control import Command, TaskWord, Word
+from layered_llm.runtime.simd.crew import Crew
+from layered_llm.runtime.simd.memory_blocks import address_of
+from layered_llm.runtime.simd.tasks import tasks_of
+from support.eventually import eventually
+from support.runtime_options import KERNEL_CACHE
+from support.simd_kernels import random_matrix, this_machine
+
+
+def crew_of(threads: int) -> Crew:
+    return Crew(load_program(this_machine(), KERNEL_CACHE), threads=threads)
+
+
+def step_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-")]
+
+
+def head_logits(crew: Crew, x: Float32s, rounds: int) -> list[bytes]:
+    """What the head command computes, again and again."""
+    rng = np.random.default_rng(0)
+    matrix = random_matrix(rng, WeightFormat.Q8_0, 1003, x.shape[1])
+    tasks, norm, logits = tasks_of(matrix), np.ones(x.shape[1], np.float32), np.empty((len(x), matrix.rows), np.float32)
+    normed, scratch = np.empty_like(x), np.empty((crew.threads, 24 * x.shape[1]), np.float32)
+    values = {
+        Word.TOKENS: len(x),
+        Word.HIDDEN: x.shape[1],
+        Word.X: address_of(x),
+        Word.NORMED: address_of(normed),
+        Word.FINAL_NORM: address_of(norm),
+        Word.HEAD_TASKS: address_of(tasks),
+        Word.HEAD_TASK_COUNT: len(tasks),
+        Word.VOCABULARY: matrix.rows,
+        Word.LOGITS: address_of(logits),
+        Word.SCRATCH: address_of(scratch),
+        Word.SCRATCH_BYTES: scratch.strides[0],
+    }
+    for word, value in values.items():
+        crew.control[word] = value
+    results = []
+    for _ in range(rounds):
+        logits[:] = np.nan
+        crew.carry_out(Command.HEAD)
+        results.append(logits.tobytes())
+    return results
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_any_number_of_threads_computes_the_same(threads: int) -> None:
+    x = np.random.default_rng(1).normal(0, 1, (9, 96)).astype(np.float32)
+    (expected,) = head_logits(crew_of(1), x, 1)
+    crew = crew_of(threads)
+    assert {expected} == set(head_logits(crew, x, 50))
+    crew.close()
+    assert not np.isnan(np.frombuffer(expected, np.float32)).any()
+
+
+def test_closing_ends_the_threads_and_may_be_repeated() -> None:
+    gc.collect()
+    before = len(step_threads())
+    crew = crew_of(3)
+    assert 2 == len(step_threads()) - before
+    crew.close()
+    crew.close()
+    assert 0 == len(step_threads()) - before
+
+
+def test_a_forgotten_crew_ends_by_itself() -> None:
+    gc.collect()
+    before = len(step_threads())
+    crew = crew_of(2)
+    del crew
+    gc.collect()
+    eventually(lambda: len(step_threads()) == before)
+
+
+def test_tasks_cover_each_row_once() -> None:
+    matrix = random_matrix(np.random.default_rng(0), WeightFormat.F16, 50, 64)
+    tasks = tasks_of(matrix)
+    rows = [row for task in tasks for row in range(task[TaskWord.OUTPUT], task[TaskWord.OUTPUT] + task[TaskWord.ROWS])]
+    assert list(range(50)) == rows
+    assert [address_of(matrix.data[row:]) for row in tasks[:, TaskWord.OUTPUT]] == tasks[:, TaskWord.WEIGHTS].tolist()

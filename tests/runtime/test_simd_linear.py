@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from layered_llm.runtime.matrices import WeightFormat
+from support.simd_kernels import kernels, multiply, random_matrix
+
+FORMATS = list(WeightFormat)
+TOKENS = [1, 2, 3, 4, 5, 6, 11, 19]
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "rows", "columns"),
+    [
+        pytest.param(weight_format, rows, columns, id=f"{weight_format.label}-{rows}x{columns}")
+        for weight_format in FORMATS
+        for rows, columns in [(24, 576), (1, 32), (7, 1536), (23, 96), (26, 40), (3, 8)]
+        if columns % weight_format.block_columns == 0
+    ],
+)
+@pytest.mark.parametrize("registers", [16, 32])
+def test_a_product_is_that_of_the_expanded_weights(
+    weight_format: WeightFormat, rows: int, columns: int, registers: int
+) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = random_matrix(rng, weight_format, rows, columns)
+    for tokens in TOKENS:
+        x = rng.normal(0, 1, (tokens, columns)).astype(np.float32)
+        weights = matrix.dequantized().astype(np.float64)
+        bound = 4e-7 * np.sqrt(columns) * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
+        assert (np.abs(multiply(registers, x, matrix) - x.astype(np.float64) @ weights.T) <= bound).all()
+
+
+@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
+@pytest.mark.parametrize("registers", [16, 32])
+def test_a_tokens_products_never_depend_on_the_tokens_beside_it(weight_format: WeightFormat, registers: int) -> None:
+    rng = np.random.default_rng(1)
+    matrix = random_matrix(rng, weight_format, 25, 160)
+    x = rng.normal(0, 1, (19, 160)).astype(np.float32)
+    alone = np.concatenate([multiply(registers, row[None], matrix) for row in x])
+    for tokens in TOKENS:
+        assert alone[:tokens].tobytes() == multiply(registers, x[:tokens], matrix).tobytes()
+
+
+def test_the_number_of_registers_changes_no_bit() -> None:
+    rng = np.random.default_rng(2)
+    matrix = random_matrix(rng, WeightFormat.Q4_1, 24, 320)
+    x = rng.normal(0, 1, (13, 320)).astype(np.float32)
+    assert multiply(16, x, matrix).tobytes() == multiply(32, x, matrix).tobytes()
+
+
+def test_weights_may_lie_at_any_address() -> None:
+    rng = np.random.default_rng(3)
+    matrix = random_matrix(rng, WeightFormat.F32, 4, 64)
+    room = np.empty(matrix.data.nbytes + 3, np.uint8)
+    shifted = room[3:].reshape(matrix.data.shape)
+    shifted[:] = matrix.data
+    x = rng.normal(0, 1, (2, 64)).astype(np.float32)
+    y = np.empty((2, 4), np.float32)
+    kernels(16)("linear_F32", x, 256, shifted, 256, 64, y, 16, 2, 4, 0)
+    assert multiply(16, x, matrix).tobytes() == y.tobytes()

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from layered_llm.runtime.matrices import Float32s
+from support.simd_kernels import kernels
+
+EPS = 1e-5
+
+
+def normal(seed: int, *shape: int) -> Float32s:
+    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
+
+
+def fp32(number: float) -> Float32s:
+    return np.array([number], np.float32)
+
+
+def normed(x: Float32s, weight: Float32s) -> Float32s:
+    wide = x.astype(np.float64)
+    result: Float32s = (wide / np.sqrt((wide**2).mean() + EPS) * weight).astype(np.float32)
+    return result
+
+
+@pytest.mark.parametrize("count", [8, 24, 576])
+def test_addition_and_norm(count: int) -> None:
+    x, added, weight, result = normal(1, count), normal(2, count), normal(3, count), np.empty(count, np.float32)
+    total = x + added
+    kernels(16)("add_norm", x, added, weight, result, count, fp32(EPS))
+    assert total.tobytes() == x.tobytes()
+    np.testing.assert_allclose(result, normed(total, weight), rtol=1e-6, atol=1e-7)
+
+
+def test_norm_without_addition_leaves_its_input() -> None:
+    x, weight, result = normal(1, 64), normal(3, 64), np.empty(64, np.float32)
+    before = x.copy()
+    kernels(16)("add_norm", x, 0, weight, result, 64, fp32(EPS))
+    assert before.tobytes() == x.tobytes()
+    np.testing.assert_allclose(result, normed(x, weight), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 21])
+def test_biases_of_any_number(count: int) -> None:
+    y, bias = normal(1, count + 1), normal(2, count)
+    expected = np.concatenate([y[:count] + bias, y[count:]])
+    kernels(16)("add_bias", y, bias, count)
+    assert expected.tobytes() == y.tobytes()
+
+
+def test_exponential_within_two_units_in_the_last_place() -> None:
+    x = np.linspace(-86.9, 88.0, 80_000, dtype=np.float32)
+    y = np.empty_like(x)
+    kernels(16)("exp", x, y, len(x))
+    exact = np.exp(x.astype(np.float64))
+    assert 2.0 >= (np.abs(y - exact) / np.spacing(exact.astype(np.float32))).max()
+
+
+def test_exponential_beyond_its_range() -> None:
+    x = np.array([-np.inf, -1e30, -88.0, 0.0, 200.0, np.inf, np.nan, -0.0], np.float32)
+    y = np.empty_like(x)
+    kernels(16)("exp", x, y, len(x))
+    assert [0.0, 0.0, 0.0, 1.0] == y[:4].tolist()
+    assert y[4] == y[5] > 1e38
+    assert np.isnan(y[6])
+
+
+def test_gated_activation() -> None:
+    gate, up, result = 30 * normal(1, 800), normal(2, 800), np.empty(800, np.float32)
+    gate[:3] = -200, 200, 0
+    kernels(16)("gated", gate, up, result, 800)
+    wide = gate.astype(np.float64)
+    np.testing.assert_allclose(result, wide / (1 + np.exp(-wide)) * up, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 128])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rotation(head_dim: int, dtype: str, has_norm: bool) -> None:
+    half = head_dim // 2
+    head, weight, angles = normal(1, head_dim), normal(2, head_dim), normal(3, half)
+    cosines, sines, scratch = np.cos(angles), np.sin(angles), np.empty(head_dim, np.float32)
+    target = np.empty(head_dim, np.dtype(dtype))
+    name = "rotate_f32" if dtype == "float32" else "rotate_f16"
+    norm = weight if has_norm else 0
+    kernels(16)(name, head, norm, fp32(EPS), cosines, sines, head_dim, fp32(0.125), target, scratch)
+    low, high = np.split(normed(head, weight) if has_norm else head, 2)
+    expected = np.concatenate([low * cosines - high * sines, high * cosines + low * sines]) * 0.125
+    np.testing.assert_allclose(target, expected.astype(dtype), rtol=1e-5 if dtype == "float32" else 1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "copy_f32"), ("float16", "copy_f16")])
+def test_copies_round_to_the_nearest(dtype: str, name: str) -> None:
+    source = normal(1, 64)
+    target = np.empty(64, np.dtype(dtype))
+    kernels(16)(name, source, 64, target)
+    assert source.astype(dtype).tobytes() == target.tobytes()

@@ -1,0 +1,86 @@
+"""The generated kernels one by one, to be called with arrays and numbers."""
+
+import ctypes
+import functools
+from typing import Any
+
+import attrs
+import numpy as np
+
+from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded
+from layered_llm.runtime.simd.attention import AttentionKernels
+from layered_llm.runtime.simd.compiler import compile_module, link
+from layered_llm.runtime.simd.emitter import CodeModule, Function
+from layered_llm.runtime.simd.linear import LinearKernels
+from layered_llm.runtime.simd.machine import Machine, find_machine
+from layered_llm.runtime.simd.memory_blocks import address_of
+from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
+from layered_llm.runtime.simd.rotation import define_copy, define_rotate
+from layered_llm.runtime.simd.vectors import Vectors, define
+
+_F32_BYTES = 4
+
+
+@attrs.frozen
+class KernelSet:
+    """Calls a kernel by its name; arrays are passed by their addresses."""
+
+    _library: Any
+    _addresses: Any
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        values = [address_of(each) if isinstance(each, np.ndarray) else int(each) for each in arguments]
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(values))(self._addresses[name])(*values)
+
+
+def this_machine() -> Machine:
+    machine = find_machine()
+    assert isinstance(machine, Machine), machine
+    return machine
+
+
+@functools.cache
+def kernels(registers: int) -> KernelSet:
+    """Compiled for this machine with so many vector registers in mind."""
+    module = CodeModule.create()
+    linear = LinearKernels(module=module, registers=registers)
+    defined = [linear.define(weight_format) for weight_format in WeightFormat]
+    for is_half in (False, True):
+        defined += [AttentionKernels(module=module, is_half=is_half).define()]
+        defined += [define_rotate(module, is_half=is_half), define_copy(module, is_half=is_half)]
+    defined += [define_add_norm(module), define_gated(module), define_add_bias(module), _define_exp(module)]
+    for function in defined:
+        function.function.linkage = ""
+    names = [function.function.name for function in defined]
+    return KernelSet(*link(compile_module(module, this_machine()), names, this_machine()))
+
+
+def _define_exp(module: CodeModule) -> Function:
+    def emit(v: Vectors, *arguments: Any) -> None:
+        x, y, count = arguments
+        with v.emitter.loop(0, count * _F32_BYTES, 8 * _F32_BYTES) as offset:
+            v.store(y + offset, v.exp(v.load(x + offset)))
+
+    return define(module, "exp", emit, 3)
+
+
+def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: int, columns: int) -> WeightMatrix:
+    """Weights of every code and of scales around 0.05."""
+    values = rng.normal(0, 0.1, (rows, columns)).astype(np.float32)
+    if weight_format not in {WeightFormat.Q4_0, WeightFormat.Q4_1}:
+        return encoded(values, weight_format)
+    blocks = columns // weight_format.block_columns
+    data = rng.integers(0, 256, (rows, blocks, weight_format.block_bytes), dtype=np.uint8)
+    scales = weight_format.block_bytes - 16
+    data[..., :scales] = rng.normal(0, 0.05, (rows, blocks, scales // 2)).astype(np.float16).view(np.uint8)
+    return WeightMatrix(format=weight_format, rows=rows, columns=columns, data=data.reshape(rows, -1))
+
+
+def multiply(registers: int, x: Float32s, matrix: WeightMatrix) -> Float32s:
+    """x W^T by the kernel."""
+    y = np.full((len(x), matrix.rows), np.nan, np.float32)
+    scratch = np.empty((matrix.rows, matrix.columns), np.float32)
+    strides = (x.strides[0], matrix.data.strides[0], y.strides[0])
+    operands = (x, strides[0], matrix.data, strides[1], matrix.columns, y, strides[2])
+    kernels(registers)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
+    return y
