@@ -2,8 +2,9 @@
 
 Must not know: models, how rows are shared out between threads.
 
-Up to 4 tokens, weights are expanded in registers, once for all tokens, as they come from memory. More tokens would expand them
-again and again: rows are expanded into a scratch that stays in the cache, and multiplied in register tiles from there.
+Up to 4 tokens (8 where there are 32 registers), weights are expanded in registers, once for all tokens, as they come from
+memory. More tokens would expand them again and again: rows are expanded into a scratch that stays in the cache, and multiplied
+in register tiles from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,11 @@ from layered_llm.runtime.simd.vectors import F32_BYTES, LANES, VECTOR_BYTES, Vec
 from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, read_lanes, read_unit
 
 LINEAR_PARAMETERS: Final = 10
-_DIRECT_OUTPUTS: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 2})
-"""By the most tokens for which weights are expanded in registers: the weight rows of a tile."""
+_FEW_REGISTERS: Final = 16
+_DIRECT_FEW: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 2})
+"""By tokens, as long as weights are expanded in registers: the weight rows of a tile."""
+_DIRECT_MANY: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 4, 5: 4, 6: 3, 7: 2, 8: 2})
+"""The same with 32 registers."""
 
 
 @attrs.define(kw_only=True)
@@ -41,11 +45,12 @@ class LinearKernels:
 
         def emit(v: Vectors, *arguments: Int) -> None:
             operands, (tokens, rows, scratch) = Operands(*arguments[:7]), arguments[7:]
-            for count, outputs in _DIRECT_OUTPUTS.items():
+            direct = _DIRECT_FEW if self.registers <= _FEW_REGISTERS else _DIRECT_MANY
+            for count, outputs in direct.items():
                 with v.emitter.when(tokens.equals(count)):
                     tile = Tile(weight_format=weight_format, tokens=count, outputs=outputs, has_prefetch=True)
                     self._across(v, tile, operands, rows)
-            with v.emitter.when(tokens > max(_DIRECT_OUTPUTS)):
+            with v.emitter.when(tokens > max(direct)):
                 self._many(v, weight_format, operands, tokens, rows, scratch)
 
         return define(self.module, f"linear_{weight_format.label}", emit, LINEAR_PARAMETERS)
@@ -94,4 +99,4 @@ def expand_row(v: Vectors, weight_format: WeightFormat, source: Int, columns: In
 def _panel_tiles(registers: int) -> Sequence[tuple[int, int]]:
     """Tokens and outputs of the tiles, largest first: their sums, the weights and one token's values fit the registers."""
     few = [(3, 4), (2, 4), (1, 4)]
-    return few if registers <= 16 else [(6, 4), *few]
+    return few if registers <= _FEW_REGISTERS else [(6, 4), *few]
