@@ -25,6 +25,8 @@ def _build() -> Api:
     worker.survive_sigterm_in_spawned_worker()
     try:
         settings = load()
+        if settings.certfile is not None or settings.keyfile is not None:
+            raise SettingsError("under hypercorn give it the certificate: hypercorn --certfile FILE --keyfile FILE")
         api = build_api(settings)
     except SettingsError as error:
         sys.exit(f"layered_llm: {error}")

@@ -18,6 +18,7 @@ from hypercorn.typing import ASGIFramework
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
 from layered_llm.transport.http.serving import bind_sockets, serve
+from layered_llm.transport.http.tls import TlsFiles
 
 QUICK = attrs.evolve(
     STANDARD_OPTIONS, fin_poll_interval_s=0.02, write_timeout_s=0.3, idle_timeout_s=5.0, graceful_timeout_s=0.5
@@ -38,7 +39,7 @@ class RunningServer:
 
 @contextlib.asynccontextmanager
 async def running(
-    app: ASGIFramework, *, options: ServerOptions = QUICK, drain: Drain | None = None
+    app: ASGIFramework, *, options: ServerOptions = QUICK, drain: Drain | None = None, tls: TlsFiles | None = None
 ) -> AsyncIterator[RunningServer]:
     (sock,) = bind_sockets("127.0.0.1", 0, backlog=16)
     server = RunningServer(port=sock.getsockname()[1], stop=trio.Event(), stopped=trio.Event())
@@ -48,6 +49,7 @@ async def running(
             app,
             sockets=[sock],
             options=options,
+            tls=tls,
             on_shutdown_requested=(drain or Drain(0.1)).begin,
             shutdown_trigger=server.stop.wait,
             task_status=task_status,
@@ -69,7 +71,7 @@ def http_request(
     return f"{method} {path} HTTP/{version}\r\nHost: test\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def read_until(stream: trio.SocketStream, marker: bytes) -> bytes:
+async def read_until(stream: "trio.SocketStream | trio.SSLStream[trio.SocketStream]", marker: bytes) -> bytes:
     """All bytes up to and behind the first read that completes `marker`."""
     data = b""
     while marker not in data:
@@ -86,9 +88,10 @@ async def read_to_end(stream: trio.SocketStream) -> bytes:
     return data
 
 
-async def reset(stream: trio.SocketStream) -> None:
+async def reset(stream: "trio.SocketStream | trio.SSLStream[trio.SocketStream]") -> None:
     """Closes with RST."""
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await stream.aclose()
 
 
@@ -96,7 +99,7 @@ async def reset(stream: trio.SocketStream) -> None:
 class H2Client:
     """One HTTP/2 connection with prior knowledge; windows open as data is read, unless `hold_windows`."""
 
-    tcp: trio.SocketStream
+    tcp: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     hold_windows: bool = False
     data: dict[int, bytes] = attrs.field(init=False, factory=dict)
     ended: set[int] = attrs.field(init=False, factory=set)
@@ -110,10 +113,29 @@ class H2Client:
         await self.flush()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> int:
+        stream_id = await self.begin_post(path)
+        self.connection.send_data(stream_id, json.dumps(body).encode(), end_stream=True)
+        await self.flush()
+        return stream_id
+
+    async def post_large(self, path: str, data: bytes) -> int:
+        """A body beyond the windows: it is sent as the server opens them."""
+        stream_id = await self.begin_post(path)
+        while data:
+            room = min(self.connection.local_flow_control_window(stream_id), self.connection.max_outbound_frame_size)
+            if room:
+                self.connection.send_data(stream_id, data[:room], end_stream=len(data) <= room)
+                data = data[room:]
+                await self.flush()
+            else:
+                await self.pump()
+        return stream_id
+
+    async def begin_post(self, path: str) -> int:
+        """Opens a stream by its headers."""
         stream_id = self.connection.get_next_available_stream_id()
         headers = [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "test")]
         self.connection.send_headers(stream_id, headers)
-        self.connection.send_data(stream_id, json.dumps(body).encode(), end_stream=True)
         self.data[stream_id] = b""
         await self.flush()
         return stream_id

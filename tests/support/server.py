@@ -20,7 +20,7 @@ from support.eventually import TIMEOUT_S, eventually
 from support.processes import FoundProcess, processes_of_environment
 
 SERVED_NAME: Final = "tiny"
-_LISTENING: Final = re.compile(r"^layered_llm: listening on http://127\.0\.0\.1:(\d+)", re.MULTILINE)
+_LISTENING: Final = re.compile(r"^layered_llm: listening on (https?)://127\.0\.0\.1:(\d+)", re.MULTILINE)
 
 Settings = Mapping[str, object]
 """Settings by their names in the environment, without the prefix and in small letters."""
@@ -33,6 +33,7 @@ class Server:
     process: "subprocess.Popen[bytes]"
     home: Path
     port: int = 0
+    scheme: str = "http"
 
     @property
     def pid(self) -> int:
@@ -40,7 +41,7 @@ class Server:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
@@ -127,7 +128,7 @@ class Server:
         """Waits for the line that tells the port."""
         found = eventually(lambda: _LISTENING.search(self.log) or self._must_run())
         assert isinstance(found, re.Match)
-        self.port = int(found[1])
+        self.scheme, self.port = found[1], int(found[2])
 
 
 def scripted(model: Path, **settings: object) -> dict[str, object]:
@@ -154,13 +155,13 @@ def python_server(settings: Settings, *, is_ready: bool = True) -> Iterator[Serv
 
 
 @contextlib.contextmanager
-def hypercorn_server(settings: Settings, *words: str, is_ready: bool = True) -> Iterator[Server]:
+def hypercorn_server(settings: Settings, *words: str, is_ready: bool = True, scheme: str = "http") -> Iterator[Server]:
     """`hypercorn layered_llm.app`, set by the environment, on a port that was free a moment before."""
     port = free_port()
     hypercorn = str(Path(sys.executable).with_name("hypercorn"))
     environment = {f"LAYERED_LLM_{name.upper()}": str(value) for name, value in settings.items()}
     with _started([hypercorn, "layered_llm.app", "--bind", f"127.0.0.1:{port}", *words], environment) as server:
-        server.port = port
+        server.scheme, server.port = scheme, port
         if is_ready:
             server.wait_ready()
         yield server

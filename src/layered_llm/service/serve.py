@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -16,10 +17,11 @@ import trio
 from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.service.api import Api, build_api
 from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.telling import say
 from layered_llm.transport.http import serving
 from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
+from layered_llm.transport.http.tls import BadCertificate, TlsFiles
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 def run_server(settings: Settings) -> int:
     """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which. Raises SettingsError."""
     set_up_logging(Role.API, settings)
+    tls = _tls_files(settings)
     api = build_api(settings)
     try:
         sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
@@ -37,18 +40,32 @@ def run_server(settings: Settings) -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_FAILED
     try:
-        return trio.run(_serve, api, sockets)
+        return trio.run(_serve, api, sockets, tls)
     finally:
         for sock in sockets:
             sock.close()
 
 
-async def _serve(api: Api, sockets: Sequence[socket.socket]) -> int:
+def _tls_files(settings: Settings) -> TlsFiles | None:
+    if settings.certfile is None and settings.keyfile is None:
+        return None
+    if settings.certfile is None or settings.keyfile is None:
+        raise SettingsError("certfile and keyfile belong together: give both, or neither")
+    files = TlsFiles(certificate=Path(settings.certfile).expanduser(), key=Path(settings.keyfile).expanduser())
+    try:
+        files.check()
+    except BadCertificate as error:
+        raise SettingsError(str(error)) from error
+    return files
+
+
+async def _serve(api: Api, sockets: Sequence[socket.socket], tls: TlsFiles | None) -> int:
     outcome = _Outcome()
     serve = partial(
         serving.serve,
         sockets=sockets,
         options=api.options,
+        tls=tls,
         on_shutdown_requested=api.begin_drain,
         shutdown_trigger=partial(_until_over, api, outcome, sockets),
         until_drained=api.drain.wait_drained,

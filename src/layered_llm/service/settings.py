@@ -96,6 +96,15 @@ class Settings:
     )
     drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
     max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
+    certfile: str | None = _setting(
+        "certificate in PEM, with the chain behind it, for https and HTTP/2; needs --keyfile",
+        default=None,
+        group="http",
+        aliases=("--ssl-certfile", "--ssl-cert-file"),
+    )
+    keyfile: str | None = _setting(
+        "its key in PEM, without a password", default=None, group="http", aliases=("--ssl-keyfile", "--ssl-key-file")
+    )
     api_key: tuple[str, ...] = _setting(
         "key that clients must present, several allowed; others on this machine can read a command line, but neither "
         "the environment nor a file",

@@ -17,6 +17,7 @@ from hypercorn.utils import wrap_app
 from layered_llm.transport.http.hypercorn_workarounds import worker
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions, configure
 from layered_llm.transport.http.hypercorn_workarounds.worker import ShutdownTrigger
+from layered_llm.transport.http.tls import TlsFiles
 
 
 class CannotListen(Exception):  # noqa: N818 - states what happened
@@ -66,23 +67,30 @@ async def serve(
     sockets: Sequence[socket.socket],
     options: ServerOptions,
     on_shutdown_requested: Callable[[], object],
+    tls: TlsFiles | None = None,
     shutdown_trigger: ShutdownTrigger | None = None,
     until_drained: Callable[[], Awaitable[None]] = worker.at_once,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves `app` until `shutdown_trigger` returns, by default until SIGTERM or SIGINT, and then as long as `options` grant.
 
-    Started with the URLs that it listens on. The caller still owns `sockets`, whose duplicates are closed here.
+    Started with the URLs that it listens on. With `tls` all of them are https, and clients choose HTTP/2 in the handshake.
+    The caller still owns `sockets`, whose duplicates are closed here.
     """
     worker.install(options, on_shutdown_requested, installed=worker.installed_hypercorn())
     config = Config()
     configure(config, options)
     config.errorlog, config.loglevel = None, "warning"  # its records go where the program's own go
+    own = [sock.dup() for sock in sockets]
+    if tls is not None:
+        config.certfile, config.keyfile = str(tls.certificate), str(tls.key)
     await worker.serve_observed(
         on_shutdown_requested,
         wrap_app(app, config.wsgi_max_body_size, "asgi"),
         config,
-        sockets=Sockets(secure_sockets=[], insecure_sockets=[sock.dup() for sock in sockets], quic_sockets=[]),
+        sockets=Sockets(
+            secure_sockets=[] if tls is None else own, insecure_sockets=own if tls is None else [], quic_sockets=[]
+        ),
         shutdown_trigger=shutdown_trigger,
         until_drained=until_drained,
         task_status=task_status,
