@@ -1,6 +1,6 @@
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers import AddedToken, processors
 
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.prompts import NEXT_TURN, Prompt, Rendering
+from layered_llm.text.checkpoint_files import CheckpointFiles
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused
 from layered_llm.transport.http.openai_schema.messages import parse_messages
@@ -49,7 +50,7 @@ RENDERINGS = {
 }
 
 
-def write_style(style: Style, directory: Path) -> Path:
+def write_style(style: Style, directory: Path) -> None:
     """A tokenizer that puts bos before a plain text, so that a second one would show."""
     pipeline: tokenizers.Tokenizer = byte_level_pipeline()
     pipeline.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in style.special])
@@ -59,14 +60,19 @@ def write_style(style: Style, directory: Path) -> Path:
     pipeline.save(str(directory / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos, "chat_template": style.template}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
+
+
+def write_default(directory: Path) -> None:
+    """The default model's tokenizer as transformers reads it."""
+    files = CheckpointFiles.of(default_checkpoint())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (directory / name).write_text(files.read(name) or "", encoding="utf-8")
 
 
 @attrs.frozen(kw_only=True)
 class Both:
     """A checkpoint's files as read here and by transformers."""
 
-    name: str
     files: TextFiles
     reference: Any
     variables: Mapping[str, object]
@@ -89,24 +95,37 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    style = STYLES.get(request.param)
+def open_both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
+    """Each style is read once: transformers takes seconds for it."""
+    opened: dict[str, Both] = {}
+
+    def get(name: str) -> Both:
+        if name not in opened:
+            opened[name] = _open(name, tmp_path_factory.mktemp(name))
+        return opened[name]
+
+    return get
+
+
+def _open(name: str, directory: Path) -> Both:
+    style = STYLES.get(name)
     if style is None:
-        directory, variables = default_checkpoint(), {}
+        write_default(directory)
     else:
-        directory, variables = write_style(style, tmp_path_factory.mktemp(request.param)), dict(style.variables)
+        write_style(style, directory)
     return Both(
-        name=request.param,
         files=read_text_files(directory, clock=lambda: TODAY),
         reference=transformers.AutoTokenizer.from_pretrained(directory),
-        variables=variables,
+        variables={} if style is None else style.variables,
     )
 
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
-@pytest.mark.parametrize(("both", "conversation"), CASES, indirect=["both"])
-def test_a_conversation_has_the_ids_that_transformers_gives_it(both: Both, conversation: str, rendering: str) -> None:
-    messages, how = CONVERSATIONS[conversation], RENDERINGS[rendering]
+@pytest.mark.parametrize(("style", "conversation"), CASES)
+def test_a_conversation_has_the_ids_that_transformers_gives_it(
+    style: str, conversation: str, rendering: str, open_both: Callable[[str], Both]
+) -> None:
+    both, messages, how = open_both(style), CONVERSATIONS[conversation], RENDERINGS[rendering]
 
     expected, ids = both.theirs(messages, how), both.ours(messages, how)
 
@@ -114,19 +133,21 @@ def test_a_conversation_has_the_ids_that_transformers_gives_it(both: Both, conve
     assert expected == ids or isinstance(ids, str)
 
 
-@pytest.mark.parametrize("both", ["mistral"], indirect=True)
 @pytest.mark.parametrize("messages", [[*HELLO, *HELLO], [{"role": "assistant", "content": "a"}], [*HELLO, *LONGER]])
-def test_a_template_refuses_in_the_words_that_transformers_hands_on(both: Both, messages: list[dict[str, Any]]) -> None:
+def test_a_template_refuses_in_the_words_that_transformers_hands_on(
+    messages: Conversation, open_both: Callable[[str], Both]
+) -> None:
+    both = open_both("mistral")
     words = both.ours(messages, NEXT_TURN)
 
     assert isinstance(words, str)
     assert both.theirs(messages, NEXT_TURN) == words
 
 
-def test_a_turn_of_calls_alone_is_empty_for_a_template_that_knows_no_calls() -> None:
-    files = read_text_files(default_checkpoint(), clock=lambda: TODAY)
-    assert files.template is not None
-    text = files.template.render(parse_messages("messages", HISTORY))
+def test_a_turn_of_calls_alone_is_empty_for_a_template_that_knows_no_calls(open_both: Callable[[str], Both]) -> None:
+    template = open_both("smollm2").files.template
+    assert template is not None
+    text = template.render(parse_messages("messages", HISTORY))
 
     assert isinstance(text, str)
     assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n" in text

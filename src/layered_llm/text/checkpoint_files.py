@@ -13,7 +13,7 @@ from layered_llm.formats.gguf import GgufError, GgufFile
 from layered_llm.text.gguf_pretokenizers import UnsupportedGguf
 from layered_llm.text.gguf_tokenizer import tokenizer_files
 
-_TOKENIZER_KEYS: Final = "tokenizer."
+_TEXT_KEYS: Final = ("tokenizer.", "general.sampling.")
 
 
 class UnreadableCheckpoint(Exception):  # noqa: N818 - states what was found
@@ -35,7 +35,7 @@ class CheckpointFiles:
             return cls(model, None)
         try:
             file = GgufFile.open(model)
-            metadata = {key: file.get(key) for key in file.keys if key.startswith(_TOKENIZER_KEYS)}
+            metadata = {key: file.get(key) for key in file.keys if key.startswith(_TEXT_KEYS)}
             return cls(model, tokenizer_files(metadata))
         except GgufError as error:
             raise UnreadableCheckpoint(str(error)) from error

@@ -51,7 +51,8 @@ class Field:
 
 def read_all(table: Sequence[Field], body: JsonObject) -> dict[str, Any]:
     """The fields of `table` that are present in `body`, as their readers have them. Raises ParameterError."""
-    return {field.name: field.read(field.name, body[field.name]) for field in table if body.get(field.name) is not None}
+    present = {name for name, value in body.items() if value is not None}
+    return {field.name: field.read(field.name, body[field.name]) for field in table if field.name in present}
 
 
 def integer(name: str, low: int, high: int, summary: str) -> Field:

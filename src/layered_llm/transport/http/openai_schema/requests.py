@@ -151,6 +151,8 @@ def _prompts(given: Mapping[str, Any], n: int) -> tuple[Prompt, ...]:
 
 def _bounded(prompt: Prompt, given: Mapping[str, Any]) -> Prompt:
     """`prompt` with what the body says of its beginning."""
+    if "add_special_tokens" not in given and "truncate_prompt_tokens" not in given:
+        return prompt
     return attrs.evolve(
         prompt,
         add_special_tokens=given.get("add_special_tokens"),
