@@ -87,6 +87,22 @@ def test_a_wait_ends_with_the_first_step_that_computes_some_of_a_request() -> No
     assert [900, 1_850, 5_830] == [wait for waits_of_step in waits for wait in waits_of_step]
 
 
+def test_a_prefill_lasts_from_the_first_step_to_the_first_token_of_any_choice() -> None:
+    rig = Rig(policy=policy(budget=4, running=2))
+    scheduler = rig.scheduler
+    scheduler.handle(TextId(0), admit(1, prompt=6, tokens=2, choices=2))
+
+    took = []
+    for now_us in range(1_000, 30_000, 1_000):
+        if not isinstance(step := scheduler.plan(now_us), ExecuteStep):
+            break
+        rig.device.launch(step)
+        scheduler.complete(rig.device.finish())
+        took.append(scheduler.prefilled_us(now_us + 10))
+
+    assert [1_010] == [time for times in took for time in times]
+
+
 def test_who_is_preempted_and_starts_again_did_not_wait_anew() -> None:
     rig = Rig(limits=limits(pages=10, page_size=4))
     for request in (1, 2):

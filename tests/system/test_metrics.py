@@ -24,6 +24,7 @@ DASHBOARD = {
     "vllm:request_decode_time_seconds": "histogram",
     "vllm:request_generation_tokens": "histogram",
     "vllm:request_max_num_generation_tokens": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_queue_time_seconds": "histogram",
     "vllm:request_success_total": "counter",
@@ -108,7 +109,8 @@ def test_requests_that_ended_by_themselves_are_in_every_histogram(exposition: Ma
     assert {2.0} == {exposition[name].value("_count") for name in names}
     assert 14 == exposition["vllm:request_prompt_tokens"].value("_sum")
     assert 54 == exposition["vllm:request_params_max_tokens"].value("_sum")
-    assert 4 == exposition["vllm:time_to_first_token_seconds"].value("_count")
+    for name in ("time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"):
+        assert 4 == exposition[f"vllm:{name}"].value("_count"), name
 
 
 def test_an_idle_server_uses_nothing(exposition: Mapping[str, Family], server: Server) -> None:

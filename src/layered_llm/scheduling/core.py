@@ -59,13 +59,15 @@ class Scheduler:
         self._flight = StepsInFlight(policy.max_steps_in_flight)
         self._new_queued_us: tuple[int, ...] = ()
         """When the requests came of which the step planned last is the first."""
+        self._new_started_us: tuple[int, ...] = ()
+        """When the requests started that have their first token since the last `complete`."""
         self._queue_deadlines = QueueDeadlines(policy.max_queue_us)
         self._releases = AbortReleases()
         self._released: tuple[AbortRelease, ...] = ()
         self._counters = Counters()
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
-        """`now_us` is what `waited_us`, `released` and `expire` count from.
+        """`now_us` is what `waited_us`, `released` and `expire` count from; `plan` has one for `prefilled_us`.
 
         Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request.
         """
@@ -96,7 +98,7 @@ class Scheduler:
         """When to ask `expire` next, whoever is queued until then; None for never."""
         return self._queue_deadlines.next_us(now_us)
 
-    def plan(self) -> ExecuteStep | Idle:
+    def plan(self, now_us: int = 0) -> ExecuteStep | Idle:
         """The next step to send. Idle until something was handled, completed or expired."""
         if self._flight.is_full:
             return Idle()
@@ -108,12 +110,16 @@ class Scheduler:
         if not planned.rows and not planned.retired:
             return Idle()
         self._flight.sent(planned)
-        self._new_queued_us = tuple(self._first_run(planned.started))
+        self._new_queued_us = tuple(self._first_run(planned.started, now_us))
         return planned.message()
 
     def waited_us(self, now_us: int) -> tuple[int, ...]:
         """How long each request waited of which the step planned last is the first. Ask right behind `plan`."""
         return tuple(now_us - queued_us for queued_us in self._new_queued_us)
+
+    def prefilled_us(self, now_us: int) -> tuple[int, ...]:
+        """How long each request computed whose first token the step completed last brought. Ask right behind `complete`."""
+        return tuple(now_us - started_us for started_us in self._new_started_us)
 
     def trace(self) -> StepTrace:
         """What the step planned last is made of. Ask right behind a `plan` that was not Idle."""
@@ -126,6 +132,7 @@ class Scheduler:
         one RequestsFinished. Raises InvariantViolated for another step's result and for too few or too many tokens.
         """
         planned = self._acknowledge(result)
+        self._new_started_us = tuple(self._first_output(planned.sampled))
         tokens: dict[TextWorker, TokenRows] = {}
         finished: dict[TextWorker, FinishedRows] = {}
         keep_prompt_logprobs(planned, result.prompt_logprobs)
@@ -267,12 +274,20 @@ class Scheduler:
 
         return Hold.NOBODY_WAITS
 
-    def _first_run(self, started: Iterable[Sequence]) -> Iterator[int]:
+    def _first_run(self, started: Iterable[Sequence], now_us: int) -> Iterator[int]:
         for sequence in started:
             request = self._open.of(sequence)
-            if not request.has_run:
-                request.has_run = True
+            if request.started_us is None:
+                request.started_us = now_us
                 yield request.queued_us
+
+    def _first_output(self, sampled: Iterable[Sequence]) -> Iterator[int]:
+        for sequence in sampled:
+            if sequence.phase is not Phase.ENDED and not sequence.output_tokens:
+                request = self._open.of(sequence)
+                if request.started_us is not None and not request.has_output:
+                    request.has_output = True
+                    yield request.started_us
 
     def _can_start(self, sequence: Sequence) -> bool:
         """A choice waits for the pages that another one of its request computes, so that their prompt is computed once."""

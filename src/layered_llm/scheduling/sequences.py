@@ -135,8 +135,9 @@ class Request:
     queued_us: int
     """When it came."""
     open_choices: int = attrs.field(init=False)
-    has_run: bool = attrs.field(init=False, default=False)
-    """Whether a step computes, or computed, some of it."""
+    started_us: int | None = attrs.field(init=False, default=None)
+    """When the first step that computes some of it was planned."""
+    has_output: bool = attrs.field(init=False, default=False)
     leader: Sequence | None = attrs.field(init=False, default=None)
     """The choice that started last: it computes of the prompt what was not found."""
 

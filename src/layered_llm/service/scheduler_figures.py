@@ -27,6 +27,7 @@ class SchedulerFigures:
 
     _max_step_tokens: int
     _queue_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
+    _prefill_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
     _step_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
     _release_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_BUCKETS_S))
@@ -40,6 +41,11 @@ class SchedulerFigures:
         for wait_us in waited_us:
             self._queue_time.observe(wait_us / 1e6)
 
+    def prefilled(self, took_us: tuple[int, ...]) -> None:
+        """A step brought the first token of requests that computed this long."""
+        for time_us in took_us:
+            self._prefill_time.observe(time_us / 1e6)
+
     def released(self, release: AbortRelease, now_us: int) -> None:
         """All pages of an aborted request are back."""
         self._release_time.observe((now_us - release.aborted_us) / 1e6)
@@ -49,6 +55,7 @@ class SchedulerFigures:
         """Prometheus samples."""
         return (
             *self._queue_time.samples("layered_llm_queue_time_seconds"),
+            *self._prefill_time.samples("layered_llm_request_prefill_time_seconds"),
             *self._step_fill.samples("layered_llm_step_fill_ratio"),
             *self._step_tokens.samples("layered_llm_step_tokens"),
             *self._release_time.samples("layered_llm_abort_release_seconds"),

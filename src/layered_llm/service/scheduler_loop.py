@@ -147,6 +147,7 @@ class SchedulerLoop:
                         if self._trace is not None:
                             self._trace.completed(message, trio.current_time())
                         self._send(core.complete(message))
+                        self._figures.prefilled(core.prefilled_us(_now_us()))
                         self._note_releases(core)
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
@@ -172,7 +173,7 @@ class SchedulerLoop:
                 return await self._links.runtime.receive()
 
     def _advance(self, core: Scheduler) -> None:
-        while isinstance(step := core.plan(), ExecuteStep):
+        while isinstance(step := core.plan(_now_us()), ExecuteStep):
             tokens = sum(unpack_i32(step.counts))
             if not self._allowances_s:
                 self._oldest_began_s = trio.current_time()

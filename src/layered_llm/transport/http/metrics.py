@@ -72,6 +72,9 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "prefix_cache_hit_tokens_total": _Family("counter", "Tokens of starting choices, found in the prefix index."),
     "kv_pages_evicted_total": _Family("counter", "Pages of the prefix index that were given to somebody else."),
     "queue_time_seconds": _Family("histogram", "From the queueing of a request to the first step that computes some of it."),
+    "request_prefill_time_seconds": _Family(
+        "histogram", "From the first step that computes some of a request to its first token."
+    ),
     "step_fill_ratio": _Family("histogram", "Tokens that a step computes, as a part of the most that it may."),
     "abort_release_seconds": _Family("histogram", "From an abort in the scheduler until its request's pages are all back."),
     "abort_release_steps": _Family("histogram", "Steps in flight that these pages had to wait for."),

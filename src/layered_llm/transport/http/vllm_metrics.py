@@ -42,6 +42,7 @@ _SOURCES: Final[Mapping[str, _Source]] = {
     ),
     "e2e_request_latency_seconds": _Source("histogram", "e2e_request_latency_seconds", "Time from a request to its end."),
     "request_queue_time_seconds": _Source("histogram", "queue_time_seconds", "Time in the queue."),
+    "request_prefill_time_seconds": _Source("histogram", "request_prefill_time_seconds", "Time from start to first token."),
     "request_decode_time_seconds": _Source("histogram", "request_decode_time_seconds", "Time from first to last token."),
     "request_prompt_tokens": _Source("histogram", "request_prompt_tokens", "Prompt tokens of ended requests."),
     "request_generation_tokens": _Source("histogram", "request_generation_tokens", "Output tokens of ended requests."),
