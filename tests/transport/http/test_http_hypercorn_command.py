@@ -22,14 +22,14 @@ STREAM = http_request("POST", CHAT, {"messages": MESSAGES, "stream": True}, head
 class Server:
     """A `hypercorn` of its own process, on a port that it was given."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], drain_s: float) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hypercorn", "-b", f"127.0.0.1:{self.port}", *arguments, "support.http_app"],
             cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "TEST_DRAIN_S": str(drain_s)},
             stderr=subprocess.PIPE,
         )
 
@@ -62,8 +62,8 @@ class Server:
 def start() -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def start(*arguments: str, workers: int) -> Server:
-        servers.append(Server(list(arguments)))
+    def start(*arguments: str, workers: int, drain_s: float = 0.5) -> Server:
+        servers.append(Server(list(arguments), drain_s))
         servers[0].wait_ready(workers)
         return servers[0]
 
@@ -101,7 +101,7 @@ def test_the_command_serves_under_trio_and_drains_at_sigterm(
 
 def test_a_worker_that_leaves_at_once_does_not_cut_the_stream_of_one_that_drains(start: Callable[..., Server]) -> None:
     # hypercorn's parent sends SIGTERM to all of its workers as soon as it sees one that has left.
-    server = start("-w", "2", workers=2)
+    server = start("-w", "2", workers=2, drain_s=2.5)
     client = server.open_stream()
 
     server.process.send_signal(signal.SIGTERM)

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import WSStream
@@ -43,6 +44,33 @@ async def flood(stream: FakeStream) -> None:
         if not stream._events:
             stream.emit(text_delta(FLOOD_PIECE))
         await trio.lowlevel.checkpoint()
+
+
+@contextlib.contextmanager
+def open_sockets() -> Iterator[list[socket.socket]]:
+    """Duplicates of all sockets of this process, which is the server too."""
+    with contextlib.ExitStack() as kept:
+        found = []
+        for link in Path("/proc/self/fd").iterdir():
+            # The descriptor of the listing itself is closed again; what is no socket is passed over.
+            with contextlib.suppress(OSError):
+                found.append(kept.enter_context(socket.socket(fileno=os.dup(int(link.name)))))
+        yield found
+
+
+def server_side(sockets: list[socket.socket], client: trio.SocketStream) -> socket.socket:
+    """The server's end of a connection."""
+    ends = client.socket.getpeername(), client.socket.getsockname()
+    (found,) = (sock for sock in sockets if names_of(sock) == ends)
+    return found
+
+
+def names_of(sock: socket.socket) -> tuple[object, object]:
+    """Its own address, and its peer's: None of one that listens or has lost its peer."""
+    try:
+        return sock.getsockname(), sock.getpeername()
+    except OSError:
+        return sock.getsockname(), None
 
 
 # quart-trio cancels the task that sends the end of a response
@@ -291,21 +319,6 @@ async def test_connections_have_keepalive_and_a_user_timeout() -> None:
             assert values == [1, 30, 10, 3, 60_000]
 
 
-def server_side(client: trio.SocketStream) -> socket.socket:
-    """The socket that this process, which is the server too, has for the other end of a connection."""
-    local, peer = client.socket.getsockname(), client.socket.getpeername()
-    for link in Path("/proc/self/fd").iterdir():
-        # The descriptor of the listing itself is closed again; what is no socket is passed over.
-        with contextlib.suppress(OSError):
-            found = socket.socket(fileno=os.dup(int(link.name)))
-            with contextlib.ExitStack() as kept:
-                kept.enter_context(found)
-                if (found.getsockname(), found.getpeername()) == (peer, local):
-                    kept.pop_all()
-                    return found
-    raise AssertionError("the server has no such connection")
-
-
 async def test_every_connection_of_a_server_has_the_tcp_options_that_it_was_given() -> None:
     options = attrs.evolve(
         QUICK, tcp_keepalive_idle_s=7, tcp_keepalive_interval_s=5, tcp_keepalive_probes=2, tcp_user_timeout_ms=12_345
@@ -315,7 +328,8 @@ async def test_every_connection_of_a_server_has_the_tcp_options_that_it_was_give
         await client.send_all(http_request("GET", "/health"))
         await read_until(client, b'"ok"')
 
-        with server_side(client) as sock:
+        with open_sockets() as sockets:
+            sock = server_side(sockets, client)
             assert 1 == sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS]
         assert [1, 7, 5, 2, 12_345] == values
@@ -378,6 +392,21 @@ def connection_of(stream: trio.SocketStream) -> WatchedTCPServer:
     connection = WatchedTCPServer(STANDARD_OPTIONS, app, Config(), WorkerContext(None), LifespanState(), stream)
     connection.protocol = cast("ProtocolWrapper", DeafProtocol())
     return connection
+
+
+async def test_an_exchange_that_ends_behind_its_connection_begins_no_idle_time() -> None:
+    # It would hold the socket until that is over.
+    ours, peers = (trio.SocketStream(sock) for sock in trio.socket.socketpair())
+    connection = connection_of(ours)
+    async with ours, TaskGroup() as tasks:
+        connection._task_group = tasks
+        await peers.aclose()
+        await connection._read_data()
+
+        await connection.protocol_send(Updated(idle=True))
+
+        assert tasks._nursery is not None
+        assert not tasks._nursery.child_tasks
 
 
 async def test_what_a_cancelled_exchange_has_to_write_is_not_lost_to_the_others() -> None:
