@@ -99,7 +99,7 @@ def make_model_files(places: Places) -> None:
     command = [str(places.peers_python), "-m", "benchmarks.peers.model_files", str(default_gguf()), str(places.models)]
     made = [places.hugging_face, *(places.gguf(name) for name in FORMATS)]
     if not all(path.exists() for path in made):
-        subprocess.run(command, check=True, cwd=ROOT, env=_environment())
+        subprocess.run(command, check=True, cwd=ROOT, env=peer_environment())
 
 
 def model_shape(places: Places) -> ModelShape:
@@ -137,7 +137,7 @@ def servers(places: Places) -> list[ServerCommand]:
             name=OURS,
             family=OURS,
             command=[sys.executable, "-m", "layered_llm", "--threads", str(THREADS), "--port"],
-            environment=_environment(),
+            environment=peer_environment(),
             ready_path="/health",
             parameters={"ignore_eos": True},
         ),
@@ -148,7 +148,7 @@ def servers(places: Places) -> list[ServerCommand]:
                 *(str(places.peers_python), "-m", "llama_cpp.server", "--model", str(places.gguf(ORIGINAL))),
                 *("--n_threads", str(THREADS), "--n_threads_batch", str(THREADS), "--n_ctx", "2048", "--port"),
             ],
-            environment=_environment(),
+            environment=peer_environment(),
             ready_path="/v1/models",
             parameters={"logit_bias": {"2": -100.0}},
         ),
@@ -159,7 +159,7 @@ def servers(places: Places) -> list[ServerCommand]:
                 *(str(places.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(places.hugging_face)),
                 *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--port"),
             ],
-            environment=_environment(VLLM_ENVIRONMENT),
+            environment=peer_environment(VLLM_ENVIRONMENT),
             ready_path="/health",
             parameters={"ignore_eos": True},
         ),
@@ -175,10 +175,10 @@ def _engine(
     name: str, family: str, python: str, module: str, *arguments: str, more: Mapping[str, str] = MappingProxyType({})
 ) -> EngineCommand:
     command = [python, "-m", f"benchmarks.peers.{module}", *arguments]
-    return EngineCommand(name=name, family=family, command=command, environment=_environment(more))
+    return EngineCommand(name=name, family=family, command=command, environment=peer_environment(more))
 
 
-def _environment(more: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+def peer_environment(more: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """This process's, with the modules of the benchmarks in reach and the cores that it may use."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
