@@ -19,12 +19,14 @@ from benchmarks.server_process import ReadyServer, free_port, server
 from tqdm import tqdm
 
 HELP = """\
-Three servers run side by side: ours, with a device that computes nothing; a bare quart-trio application on hypercorn; a bare
-FastAPI application on uvicorn and asyncio. N streams are open at a time, from raw sockets. Ours words its events itself, from
-what text workers send it; the bare ones send a copy of one of those events, ready made, over and over.
+Three servers run side by side: ours; a bare quart-trio application on hypercorn; a bare FastAPI application on uvicorn and
+asyncio. N streams are open at a time, from raw sockets. Ours words its events itself, from what text workers send it; the bare
+ones send a copy of one of those events, ready made, over and over.
 
-  steady      each stream has a token every few milliseconds, so that each is an event and a send of its own
-  saturated   tokens come as fast as the server takes them: what is queued for a stream goes out in one send
+  steady      each stream has a token every few milliseconds, so that each is an event and a send of its own. Ours is a whole
+              server with a device that computes nothing
+  saturated   more tokens are there than can be sent one by one: the bare applications send as fast as they can, ours, whose
+              engine is a clock in the same process, is offered more than that and sends what is queued for a stream together
 
 Read it so:
   µs / token    processor time of the server's process (of ours: the API process alone) by the tokens that all streams got,
@@ -32,7 +34,7 @@ Read it so:
   / quart       that by the bare quart-trio application's, in the same round; the aim is at most 1.3 where it is steady
   / fastapi     that by the bare FastAPI application's; the aim is at most 1.5 where it is saturated
   tokens/s      of all streams together
-  per send      events by reads of the client: over 1 where several are sent together
+  per send      tokens by reads of the client: over 1 where several come together
 """
 OURS: Final = "ours"
 QUART: Final = "bare quart-trio"
@@ -42,7 +44,7 @@ CHUNKED_END: Final = b"0\r\n\r\n"
 GIVE_UP_S: Final = 120.0
 READ_BYTES: Final = 1 << 16
 TAIL_BYTES: Final = 16
-"""Longer than any marker that may lie across two reads."""
+"""Longer than what ends a body, which may lie across two reads."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +55,9 @@ class Load:
     streams: int
     tokens: int
     interval_ms: float
+    """Between two tokens of a stream of the bare applications; 0: as fast as they can."""
+    offered_ms: float | None = None
+    """The same of ours, where it differs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +77,7 @@ class Sample:
 
     us_per_token: float
     tokens_per_s: float
-    events_per_read: float
+    tokens_per_read: float
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +95,6 @@ class Row:
 class Counts:
     """What the client saw of all streams."""
 
-    events: int = 0
     reads: int = 0
 
 
@@ -99,7 +103,13 @@ def main() -> None:
     machine = this_machine()
     loads = [
         Load(name="steady", streams=arguments.streams, tokens=arguments.tokens, interval_ms=arguments.interval_ms),
-        Load(name="saturated", streams=arguments.streams, tokens=arguments.saturated_tokens, interval_ms=0.0),
+        Load(
+            name="saturated",
+            streams=arguments.streams,
+            tokens=arguments.saturated_tokens,
+            interval_ms=0.0,
+            offered_ms=arguments.offered_ms,
+        ),
     ]
     with contextlib.ExitStack() as stack:
         targets = [target for load in loads for target in start(stack, load, arguments.peers_python.absolute())]
@@ -122,6 +132,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--interval-ms", type=float, default=20.0, metavar="X", help="between two tokens (default: 20)")
     parser.add_argument("--tokens", type=int, default=250, metavar="N", help="of a steady stream (default: 250)")
     parser.add_argument("--saturated-tokens", type=int, default=1500, metavar="N", help="of a saturated one (default: 1500)")
+    parser.add_argument(
+        "--offered-ms", type=float, default=0.5, metavar="X", help="between two tokens of a saturated stream (default: 0.5)"
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each (default: 5)")
     parser.add_argument(
         "--peers-python",
@@ -137,9 +150,7 @@ def parse() -> argparse.Namespace:
 
 def start(stack: contextlib.ExitStack, load: Load, peers_python: Path) -> list[Target]:
     """Ours first: the others send a copy of one of its events."""
-    flags = ["--device", "scripted", "--scripted-output", "hash", "--scripted-step-ms", str(load.interval_ms)]
-    pages = load.streams * (load.tokens // 16 + 4)
-    own = _run(stack, [sys.executable, "-m", "layered_llm", *flags, "--num-pages", str(pages), "--port"])
+    own = _run(stack, own_command(load))
     asked = {"prompt": "on and on", "max_tokens": load.tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     targets = [Target(name=OURS, load=load, server=own, path="/v1/completions", body=asked)]
     event = trio.run(one_event, targets[0])
@@ -152,6 +163,15 @@ def start(stack: contextlib.ExitStack, load: Load, peers_python: Path) -> list[T
         bare = _run(stack, [str(python), "-m", f"benchmarks.peers.{module}"])
         targets.append(Target(name=name, load=load, server=bare, path="/", body=body))
     return targets
+
+
+def own_command(load: Load) -> list[str]:
+    """A whole server, or where an engine is no match for the clients, an API process that is given tokens by a clock."""
+    if load.offered_ms is not None:
+        return [sys.executable, "-m", "benchmarks.peers.own_api", str(load.offered_ms)]
+    flags = ["--device", "scripted", "--scripted-output", "hash", "--scripted-step-ms", str(load.interval_ms)]
+    pages = load.streams * (load.tokens // 16 + 4)
+    return [sys.executable, "-m", "layered_llm", *flags, "--num-pages", str(pages), "--port"]
 
 
 def _run(stack: contextlib.ExitStack, command: Sequence[str]) -> ReadyServer:
@@ -181,7 +201,7 @@ def measure_one(target: Target) -> Sample:
     return Sample(
         us_per_token=spent_s / tokens * 1e6,
         tokens_per_s=tokens / elapsed_s,
-        events_per_read=counts.events / counts.reads,
+        tokens_per_read=tokens / counts.reads,
     )
 
 
@@ -200,10 +220,8 @@ async def read_stream(target: Target, counts: Counts) -> None:
             data = await stream.receive_some(READ_BYTES)
             if not data:
                 raise SystemExit(f"{target.name} ended a stream early: {tail!r}")
-            window = tail + data
-            counts.events += window.count(EVENT) - tail.count(EVENT)
             counts.reads += 1
-            tail = window[-TAIL_BYTES:]
+            tail = (tail + data)[-TAIL_BYTES:]
 
 
 async def open_stream(target: Target) -> trio.SocketStream:
@@ -243,7 +261,7 @@ def table(rows: Sequence[Row]) -> str:
     for one in rows:
         costs = [sample.us_per_token for sample in one.samples]
         rate = statistics.median(sample.tokens_per_s for sample in one.samples)
-        together = statistics.median(sample.events_per_read for sample in one.samples)
+        together = statistics.median(sample.tokens_per_read for sample in one.samples)
         lines.append(
             f"{one.load:<11}{one.name:<17}{statistics.median(costs):>12.1f}{f'{min(costs):.1f} - {max(costs):.1f}':>16}"
             f"{_ratio(one.by_quart):>10}{_ratio(one.by_fastapi):>11}{rate:>10.0f}{together:>10.2f}"
