@@ -12,8 +12,8 @@ from typing import Any, Final
 import attrs
 import httpx
 import trio
-from benchmarks.compare_bare import CALL_TIMEOUT_S, contexts_of, open_worker
-from benchmarks.compare_engines import MOST_CONTEXT_TOKENS, OURS, THREADS, Places, ServerCommand, engines, is_installed, servers
+from benchmarks.compare_bare import CALL_TIMEOUT_S, open_worker
+from benchmarks.compare_engines import OURS, THREADS, Places, ServerCommand, engines, is_installed, servers
 from benchmarks.compare_settings import Plan
 from benchmarks.peers.protocol import Setup
 from benchmarks.processor_time import ProcessorTimes
@@ -32,6 +32,8 @@ from layered_llm.client.bench.tally import Tally
 
 SLOW_S: Final = 20.0
 """What takes longer is measured once."""
+ANSWER_TOKENS: Final = 256
+"""Room for a prompt and its answer."""
 RUNTIME_ALONE: Final = "our runtime, no server"
 
 
@@ -66,7 +68,7 @@ def measure_http(plan: Plan, places: Places, progress: "tqdm[Any]") -> HttpResul
     result = HttpResult(batches=plan.http_batches)
     with contextlib.ExitStack() as stack:
         running = _start_all(stack, plan, places, result, progress)
-        setup = Setup(contexts=contexts_of(plan, tokenizer), threads=THREADS, context_tokens=MOST_CONTEXT_TOKENS)
+        setup = Setup(contexts=[[0]], threads=THREADS, context_tokens=max(plan.http_batches) * ANSWER_TOKENS)
         own = next(engine for engine in engines(places) if engine.name == OURS)
         alone = open_worker(stack, own, setup)
         rounds = Rounds(plan=plan, tokenizer=tokenizer, alone=alone, result=result, progress=progress)
