@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +116,31 @@ def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int,
     assert seen.prompt_ids == {c["index"]: (body if shape is CHAT else c)["prompt_token_ids"] for c in choices}
     assert sorted(seen.reasons) == list(range(prompts * n))
     assert seen.usage == body["usage"]
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("shape", [CHAT, COMPLETIONS])
+def test_a_chunk_with_more_text_differs_from_the_one_before_in_its_text_alone(shape: Shape, include_usage: bool) -> None:
+    answer = StreamedAnswer(attrs.evolve(plan(shape, 1, 2), prompt_ids=None, include_usage=include_usage))
+    texts = ["a", "0", '"', "\n\n", "é🙂", "\\"]
+    data = b"".join(answer.encode(((0, text_delta(text, choice=choice)),)) for text in texts for choice in (0, 1))
+
+    chunks = [json.loads(item.removeprefix("data: ")) for item in data.decode().split("\n\n") if item]
+    pieces = [chunk for chunk in chunks if "role" not in chunk["choices"][0].get("delta", {})]
+
+    def expected(text: str, index: int) -> Any:
+        choice = json.loads(json.dumps(pieces[index]))
+        choice["choices"][0] |= {"delta": {"content": text}} if shape is CHAT else {"text": text}
+        return choice
+
+    assert [expected(text, index) for text in texts for index in (0, 1)] == pieces
+    assert [0, 1] == [piece["choices"][0]["index"] for piece in pieces[:2]]
+
+
+def test_a_running_count_of_tokens_is_in_each_chunk() -> None:
+    answer = StreamedAnswer(attrs.evolve(plan(COMPLETIONS, 1, 1), prompt_ids=None, continuous_usage=True))
+    data = b"".join(answer.encode(((0, text_delta("a", token_ids=(1, 2))),)) for _ in range(3))
+
+    chunks = [json.loads(item.removeprefix("data: ")) for item in data.decode().split("\n\n") if item]
+
+    assert [2, 4, 6] == [chunk["usage"]["completion_tokens"] for chunk in chunks]

@@ -59,6 +59,11 @@ class AnswerPlan:
         echoed = prompt if self.echoes_logprobs else ()
         return writer.write(output, echoed) if output or echoed else None
 
+    def is_plain(self, delta: ChoiceDelta) -> bool:
+        """Whether a chunk of `delta`, if it is not the choice's first, differs in its text alone from the one before."""
+        is_told_more = self.continuous_usage or self.prompt_ids is not None or delta.logprobs or delta.prompt_logprobs
+        return bool(delta.text) and delta.finish_reason is FinishReason.RUNNING and not is_told_more
+
     def choice(self, choice: Json, token_ids: Sequence[int]) -> Json:
         """A choice, whole or in pieces, with what is told of its tokens."""
         return choice if self.prompt_ids is None else responses.with_token_ids(choice, token_ids)
@@ -129,6 +134,8 @@ class StreamedAnswer:
     """What words the log probabilities of each choice that had output."""
     _begun: set[int] = attrs.field(init=False, factory=set)
     """Choices that a chunk was sent of."""
+    _plain: dict[int, sse.TextEvent] = attrs.field(init=False, factory=dict)
+    """What most events of a choice are: nothing but more text."""
     _completion_tokens: int = attrs.field(init=False, default=0)
 
     @property
@@ -137,9 +144,9 @@ class StreamedAnswer:
 
     def encode(self, batch: Batch) -> bytes:
         """All that `batch` brings, and the end of the stream when the batch completes it."""
-        return b"".join(sse.event(chunk) for chunk in self._chunks(batch)) + (self._ending() if self.is_complete else b"")
+        return b"".join(self._events(batch)) + (self._ending() if self.is_complete else b"")
 
-    def _chunks(self, batch: Batch) -> Iterator[Json]:
+    def _events(self, batch: Batch) -> Iterator[bytes]:
         for prompt, event in batch:
             match event:
                 case ChoiceDelta():
@@ -150,10 +157,18 @@ class StreamedAnswer:
                 case _ as unreachable:
                     assert_never(unreachable)
 
-    def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
+    def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[bytes]:
         self._completion_tokens += len(delta.token_ids)
+        if index in self._begun and self._plan.is_plain(delta):
+            yield self._plain_event(index).with_text(delta.text)
+            return
         for choice in self._pieces(index, delta):
-            yield self._chunk(choice)
+            yield sse.event(self._chunk(choice))
+
+    def _plain_event(self, index: int) -> sse.TextEvent:
+        if index not in self._plain:
+            self._plain[index] = sse.TextEvent.of(lambda text: self._chunk(self._plan.shape.piece(index, text, None)))
+        return self._plain[index]
 
     def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
         plan, shape = self._plan, self._plan.shape

@@ -6,8 +6,10 @@ Source: WHATWG HTML, "Server-sent events". JSON has no raw line break, so one `d
 """
 
 import json
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
+
+import attrs
 
 HEARTBEAT: Final = b": ping\n\n"
 """A comment: keeps middleboxes from closing a silent connection, and is no event."""
@@ -29,3 +31,21 @@ def to_json(value: object) -> bytes:
 
 def event(value: object) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
+
+
+@attrs.frozen
+class TextEvent:
+    """An event that is the same each time but for one string: a copy costs a quarter of encoding it anew."""
+
+    _before: bytes
+    _after: bytes
+
+    @classmethod
+    def of(cls, worded: Callable[[str], Mapping[str, Any]]) -> Self:
+        """`worded` gives the event's value for a text, which stands in it once, as it is."""
+        one, other = event(worded("0")), event(worded("1"))
+        place = next(index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+        return cls(one[: place - 1], one[place + 2 :])
+
+    def with_text(self, text: str) -> bytes:
+        return self._before + _ENCODER.encode(text).encode() + self._after
