@@ -146,7 +146,9 @@ def servers(places: Places) -> list[ServerCommand]:
             family=LLAMA,
             command=[
                 *(str(places.peers_python), "-m", "llama_cpp.server", "--model", str(places.gguf(ORIGINAL))),
-                *("--n_threads", str(THREADS), "--n_threads_batch", str(THREADS), "--n_ctx", "2048", "--port"),
+                *("--n_threads", str(THREADS), "--n_threads_batch", str(THREADS), "--n_ctx", "2048"),
+                # By default the newest request cuts off the one under way.
+                *("--interrupt_requests", "false", "--port"),
             ],
             environment=peer_environment(),
             ready_path="/v1/models",

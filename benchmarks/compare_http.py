@@ -187,6 +187,8 @@ async def _ask_all(running: Running, prompts: Sequence[TextPrompt], output_token
     for request in run.requests:
         if request.failure is not None:
             raise RequestsError(f"{request.failure.kind}: {request.failure.message}")
+        if _output_tokens(request) < output_tokens:
+            raise RequestsError(f"an answer of {_output_tokens(request)} tokens where {output_tokens} were asked")
     return run
 
 
