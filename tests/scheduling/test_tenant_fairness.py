@@ -73,7 +73,7 @@ habits = st.builds(Habit, st.integers(1, 60), st.integers(1, 20))
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(asked=st.lists(habits, min_size=2, max_size=4), running=st.integers(1, 4), in_flight=st.integers(1, 2))
 def test_those_who_always_wait_are_never_far_apart(asked: list[Habit], running: int, in_flight: int) -> None:
-    """Twice the most that the choices that run can be given: Theorem 4.4 of the paper, with a pool of `running` choices."""
+    """Twice the most that the choices that run can be given: the paper's bound, with a pool of `running` choices."""
     names = [chr(ord("a") + index) for index in range(len(asked))]
     everybody = crowd(dict(zip(names, asked, strict=True)), running=running, in_flight=in_flight)
     bound = 2 * running * max(habit.cost for habit in asked)
