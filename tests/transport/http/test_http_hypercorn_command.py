@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,7 +86,6 @@ def test_the_command_serves_under_trio_and_drains_at_sigterm(
     server = start(*arguments, workers=workers)
     clients = [server.open_stream() for _ in range(4)]
 
-    start_s = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     server.wait_unhealthy()
     bodies = [read_all(client) for client in clients]
@@ -96,7 +94,6 @@ def test_the_command_serves_under_trio_and_drains_at_sigterm(
     assert [body.count(b'"code":"shutting_down"') for body in bodies] == [1] * 4
     assert all(b"data: [DONE]\n\n" in body for body in bodies)
     assert code == 0
-    assert time.monotonic() - start_s < 5
 
 
 def test_a_worker_that_leaves_at_once_does_not_cut_the_stream_of_one_that_drains(start: Callable[..., Server]) -> None:

@@ -2,6 +2,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
-from hypercorn.config import Config
+from hypercorn.config import Config, Sockets
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.http_stream import HTTPStream
@@ -19,13 +20,19 @@ from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
+from hypercorn.utils import wrap_app
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import bounded_h2_protocol
 from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
-from layered_llm.transport.http.hypercorn_workarounds.worker import UnsupportedHypercorn, install, installed_hypercorn
+from layered_llm.transport.http.hypercorn_workarounds.worker import (
+    UnsupportedHypercorn,
+    install,
+    installed_hypercorn,
+    serve_observed,
+)
 from layered_llm.transport.http.serving import CannotListen, bind_sockets
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application
 from support.http_engine import FakeEngine, FakeStream, accepting, answering, ended, text_delta
@@ -526,6 +533,19 @@ def test_bound_sockets_listen_at_once_and_are_closed_on_exec() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
         assert not sock.get_inheritable()
+
+
+async def test_the_sockets_that_hypercorn_passes_to_its_workers_are_inherited_by_no_child_of_theirs() -> None:
+    (sock,) = bind_sockets("127.0.0.1", 0, backlog=1)
+    sock.set_inheritable(True)
+    sockets = Sockets(secure_sockets=[], insecure_sockets=[sock], quic_sockets=[])
+    app = wrap_app(application(FakeEngine()), 0, "asgi")
+    with sock:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_observed, lambda: None, app, Config(), sockets=sockets))
+
+            assert not sock.get_inheritable()
+            nursery.cancel_scope.cancel()
 
 
 def test_all_addresses_of_a_host_share_one_port() -> None:
