@@ -1,5 +1,6 @@
 import datetime as dt
 import importlib.util
+import itertools
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,6 +107,142 @@ def test_a_file_without_template_and_special_ids_gives_none(tmp_path: Path) -> N
 def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedGguf, match=message):
         tokenizer_files(metadata(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": []}, "tokenizer.ggml.tokens is no list of texts"),
+        ({"tokens": "all"}, "tokenizer.ggml.tokens is 'all', but must be a list"),
+        ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries, but the vocabulary has 263 tokens"),
+        ({"bos_token_id": "one"}, "tokenizer.ggml.bos_token_id is 'one', but must be a int"),
+    ],
+)
+def test_metadata_of_another_kind_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedGguf, match=message):
+        tokenizer_files(metadata(**changes))
+
+
+WORDS = [
+    "He's here,  it's 12345 o'clock!\n\n",
+    "naïve e\u0301té ÄÖ",
+    "\tdef f(x):\r\n    return x+1 ",
+    "日本語 12 한국어",
+    " ",
+    "",
+]
+
+
+@pytest.mark.parametrize(("pre", "digits"), [("qwen2", ["1", "2", "3", "4", "5"]), ("llama-bpe", ["123", "45"])])
+def test_words_are_cut_as_by_the_published_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
+    """Whole words are tokens here, so that the cuts show."""
+    words = ["He", "'s", "Ġhere", ",", "Ġ", "Ġit", "Ġ123", "123", "45", "Ġo", "'c", "lock", "!ĊĊ"]
+    tokens = [*byte_alphabet(), *words]
+    changes: dict[str, Any] = {
+        "tokens": tokens,
+        "token_type": [1] * len(tokens),
+        "merges": ["1 2", "12 3", "4 5", "H e", "' s"],
+    }
+    named = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"))
+    tokenizer = load(tmp_path, metadata(pre=pre, **changes, **named)).tokenizer
+    spelled_ids = [tokens[token] for token in tokenizer.encode("He's 12345", add_special_tokens=False)]
+    assert ["He", "'s", "Ġ", *digits] == spelled_ids
+
+
+def test_qwen2_composes_characters_first_and_llama_3_does_not(tmp_path: Path) -> None:
+    for pre, expected in (("qwen2", "é"), ("llama-bpe", "e\u0301")):
+        tokenizer = load(tmp_path, metadata(pre=pre)).tokenizer
+        ids = tokenizer.encode("e\u0301", add_special_tokens=False)
+        assert expected == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_llama_3_takes_a_piece_that_is_a_token_and_adds_bos(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, metadata(pre="llama-bpe", merges=["1 2"])).tokenizer
+    assert ["<|im_start|>", "he", "Ġa"] == spelled(tokenizer, "he a", add_special_tokens=True)
+    assert ["h", "e", "Ġ", "a"] == spelled(load(tmp_path, metadata(pre="qwen2", merges=["1 2"])).tokenizer, "he a")
+
+
+def test_the_words_of_qwen2_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import Qwen2Tokenizer
+
+    merges = ["1 2", "h e", "Ġ a", "Ġ 1", "' s", "Ċ Ċ"]
+    tokens = [*TOKENS, "Ġ1", "'s", "ĊĊ"]
+    ours = load(tmp_path, metadata(pre="qwen2", tokens=tokens, merges=merges, token_type=[3, 3, 3, *[1] * (len(tokens) - 3)]))
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(merge.split(" ")) for merge in merges])
+    for text in WORDS:
+        assert theirs(text)["input_ids"] == ours.tokenizer.encode(text, add_special_tokens=False)
+
+
+SPACE = "\u2581"
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = [f"{SPACE}t", "he", f"{SPACE}the", "th", "in", f"{SPACE}a", "er", "the", f"{SPACE}he", "ing", "ther"]
+LETTERS = [SPACE, *"abcdefghinrt"]
+
+
+def sentence_piece(**changes: Any) -> dict[str, Any]:
+    """A tiny vocabulary of SentencePiece's BPE: earlier pieces have the higher scores, letters the lowest."""
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *PIECES, *LETTERS]
+    fields: dict[str, Any] = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0] * 259 + [-float(place) for place in range(len(PIECES) + len(LETTERS))],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) + len(LETTERS))],
+    }
+    return {f"tokenizer.ggml.{name}": value for name, value in (fields | changes).items()}
+
+
+def merged_by_score(text: str, scores: Mapping[str, float]) -> list[str]:
+    """SentencePiece's definition: of all neighbours whose union is a piece, those of the highest score, the first of equals."""
+    parts = list(text)
+    while True:
+        pairs = enumerate(itertools.pairwise(parts))
+        unions = [(scores[left + right], -at) for at, (left, right) in pairs if left + right in scores]
+        if not unions:
+            return parts
+        at = -max(unions)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_sentence_piece_merges_by_score(tmp_path: Path) -> None:
+    fields = sentence_piece()
+    tokens = fields["tokenizer.ggml.tokens"]
+    scores = dict(zip(tokens[259:], fields["tokenizer.ggml.scores"][259:], strict=True))
+    tokenizer = load(tmp_path, fields).tokenizer
+    chance = random.Random(0)
+    for _ in range(300):
+        text = "".join(chance.choices(" the in a er gth", k=chance.randrange(1, 14)))
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert merged_by_score(SPACE + text.replace(" ", SPACE), scores) == [tokens[token] for token in ids]
+        assert text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_sentence_piece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, sentence_piece()).tokenizer
+    ids = tokenizer.encode("aß", add_special_tokens=True)
+    tokens = sentence_piece()["tokenizer.ggml.tokens"]
+    assert ["<s>", f"{SPACE}a", "<0xC3>", "<0x9F>"] == [tokens[token] for token in ids]
+    state = tokenizer.start_detokenizer(skip_special_tokens=True)
+    assert "aß" == "".join(state.push([token]) for token in ids) + state.finish()
+
+
+def test_sentence_piece_without_a_space_in_front(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, sentence_piece(add_space_prefix=False, add_bos_token=False)).tokenizer
+    ids = tokenizer.encode("the", add_special_tokens=True)
+    assert ["the"] == [sentence_piece()["tokenizer.ggml.tokens"][token] for token in ids]
+    assert "the" == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_sentence_piece_has_llama_cpps_special_tokens_where_the_file_names_none(tmp_path: Path) -> None:
+    files = load(tmp_path, sentence_piece())
+    assert (frozenset({2}), frozenset({0, 1, 2})) == (files.eos_ids, files.tokenizer.special_ids)
+
+
+def test_sentence_piece_needs_scores() -> None:
+    fields = sentence_piece()
+    del fields["tokenizer.ggml.scores"]
+    with pytest.raises(UnsupportedGguf, match=r"has no tokenizer\.ggml\.scores"):
+        tokenizer_files(fields)
 
 
 @pytest.fixture(scope="module")
