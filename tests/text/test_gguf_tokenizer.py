@@ -141,7 +141,7 @@ def test_words_are_cut_as_by_the_published_tokenizers(pre: str, digits: list[str
     changes: dict[str, Any] = {
         "tokens": tokens,
         "token_type": [1] * len(tokens),
-        "merges": ["1 2", "12 3", "4 5", "H e", "' s"],
+        "merges": ["H e", "' s"],
     }
     named = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"))
     tokenizer = load(tmp_path, metadata(pre=pre, **changes, **named)).tokenizer
