@@ -8,6 +8,7 @@ import pytest
 
 from support.client_programs import HUB_NAME, hub_cache, program, run_program
 from support.golden import default_checkpoint
+from support.hugging_face import write_hugging_face
 from support.server import Server, python_server, scripted
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
@@ -19,8 +20,14 @@ SCHEMA_CASES = 5_000
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    return hub_cache(tmp_path_factory.mktemp("hub"), default_checkpoint())
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model as a Hugging Face directory with weights in float32."""
+    return write_hugging_face(default_checkpoint(), tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Mapping[str, str]:
+    return hub_cache(tmp_path_factory.mktemp("hub"), checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +64,10 @@ def lm_eval(directory: Path, model: str, arguments: str, hub: Mapping[str, str])
     run_program([*command, *more], timeout_s=600, variables=hub)
 
 
-def test_lm_eval_finds_the_likelihoods_of_its_own_hugging_face_backend(tmp_path: Path, hub: Mapping[str, str]) -> None:
-    checkpoint = default_checkpoint()
-    with python_server({"model": checkpoint, "served_model_name": MODEL, "dtype": "float32"}) as server:
+def test_lm_eval_finds_the_likelihoods_of_its_own_hugging_face_backend(
+    tmp_path: Path, hub: Mapping[str, str], checkpoint: Path
+) -> None:
+    with python_server({"model": default_checkpoint(), "served_model_name": MODEL, "dtype": "float32"}) as server:
         url = f"{server.base_url}/v1/completions"
         arguments = (
             f"model={MODEL},base_url={url},tokenizer={checkpoint},num_concurrent=4,tokenized_requests=True,max_length=512"
@@ -76,12 +84,12 @@ def test_lm_eval_finds_the_likelihoods_of_its_own_hugging_face_backend(tmp_path:
         assert accuracies(tmp_path / "own")[metric] == accuracies(tmp_path / "served")[metric]
 
 
-def test_guidellm_completes_a_run(tmp_path: Path, hub: Mapping[str, str], echo_server: Server) -> None:
+def test_guidellm_completes_a_run(tmp_path: Path, hub: Mapping[str, str], checkpoint: Path, echo_server: Server) -> None:
     report = tmp_path / "report.json"
     options = {
         "--backend": f"kind=openai_http,target={echo_server.base_url},model={MODEL}",
         "--data": "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
-        "--tokenizer": f"kind=huggingface_auto,model={default_checkpoint()}",
+        "--tokenizer": f"kind=huggingface_auto,model={checkpoint}",
         "--profile": "kind=concurrent,streams=2",
         "--constraint": f"kind=max_requests,count={REQUESTS}",
         "--output": f"kind=json,path={report}",

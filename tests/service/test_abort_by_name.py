@@ -15,6 +15,7 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     RequestsAborted,
 )
+from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
@@ -159,3 +160,26 @@ async def test_a_process_that_does_not_answer_leaves_it_unknown(autojump_clock: 
 
 async def test_without_a_supervisor_nothing_is_open_elsewhere() -> None:
     assert 0 == await ready_client(connection()).abort(ELSEWHERE)
+
+
+async def test_nobody_ends_what_another_tenant_opened() -> None:
+    client = ready_client(connection())
+    with contextlib.ExitStack() as owner:
+        stream = client.open(owner, Prompt.of_text("hello"), SamplingParams(), Placement(tenant="alice"))
+        assert isinstance(stream, RequestStream)
+
+        assert [0, 0] == [await client.abort(stream.request, "bob"), await client.abort(None, "bob")]
+        assert not stream.was_left
+        assert 1 == await client.abort(None, "alice")
+
+
+async def test_the_supervisor_is_told_whose_requests_are_meant() -> None:
+    client, supervisor, sink = ready_client(connection()), Outbox[ApiToSupervisor](10), Sink()
+    client.on_supervisor(supervisor)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.abort, None, "alice")
+        await wait_all_tasks_blocked()
+        await supervisor.drain(sink)
+        client.on_answer(RequestsAborted(query=1, count=0))
+
+    assert [AbortByName(query=1, request=None, tenant="alice")] == sink.taken
