@@ -34,6 +34,12 @@ MOST_GROWTH: Final = 0.01
 GREEDY: Final = Asked(
     path=COMPLETIONS, body={"prompt": "what is right", "max_tokens": 12, "n": 1, "temperature": 0, "stream": False}
 )
+CROWDED: Final = Asked(
+    path=COMPLETIONS, body={"prompt": "all at once", "max_tokens": 700, "n": 3, "temperature": 0, "stream": False}
+)
+"""Its choices alone are more than the pool holds, so that some are preempted whatever the machine's pace."""
+CROWDED_EVERY: Final = 10
+"""Batches."""
 
 HELP = """\
 Starts a server with two text workers, a scripted device and a pool of pages that is too small for its load, and lets clients
@@ -55,11 +61,12 @@ class Torture:
     staying: tuple[Asked, ...] = attrs.field(init=False)
     kinds: Counter[str] = attrs.field(init=False, factory=Counter)
     stayed: int = attrs.field(init=False, default=0)
+    batches: int = attrs.field(init=False, default=0)
     memory: Memory = attrs.field(init=False, factory=Memory)
 
     def __attrs_post_init__(self) -> None:
         drawn = (draw_asked(self.random, fewest_tokens=1, most_tokens=100) for _ in range(KINDS_OF_STAYING))
-        self.staying = (GREEDY, *drawn)
+        self.staying = (GREEDY, CROWDED, *drawn)
 
     async def learn(self) -> None:
         """What each staying request says alone."""
@@ -69,6 +76,9 @@ class Torture:
     async def batch(self, disconnects: int) -> None:
         limit = trio.CapacityLimiter(AT_ONCE)
         async with trio.open_nursery() as nursery:
+            if self.batches % CROWDED_EVERY == 0:
+                nursery.start_soon(self._stay, limit, self.staying.index(CROWDED))
+            self.batches += 1
             for _ in range(disconnects):
                 visit = draw_visit(self.random)
                 self.kinds[f"{visit.leaving.value}, {visit.stage.value}"] += 1
@@ -84,7 +94,8 @@ class Torture:
         return books
 
     def _draw_kind(self) -> int:
-        return self.random.randrange(len(self.staying))
+        """Any but the crowded one, which takes seconds."""
+        return self.random.choice([kind for kind, asked in enumerate(self.staying) if asked is not CROWDED])
 
     async def _leave(self, limit: trio.CapacityLimiter, visit: Visit, beside: int) -> None:
         async with limit:

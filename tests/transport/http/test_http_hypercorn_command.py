@@ -1,3 +1,4 @@
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -30,6 +31,7 @@ class Server:
             cwd=TESTS,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "TEST_DRAIN_S": str(drain_s)},
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
 
     def wait_ready(self, workers: int) -> None:
@@ -68,7 +70,9 @@ def start() -> Iterator[Callable[..., Server]]:
 
     yield start
     for server in servers:
-        server.process.kill()
+        # The whole session: a worker that is left would keep the pipe open.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
         server.process.communicate()
 
 
