@@ -15,7 +15,7 @@ import attrs
 import httpx
 
 START_TIMEOUT_S = 300.0
-"""The first start on a machine converts the default model."""
+"""The first start on a machine compiles kernels."""
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 

@@ -1,4 +1,6 @@
-"""How long a server takes from the start of its process to its first 200 from /health, beside its slowest imports."""
+"""How long a server takes from the start of its process to its first 200 from /health, beside its slowest imports, and how much
+memory its runtime takes beyond them.
+"""
 
 import argparse
 import json
@@ -11,11 +13,12 @@ from pathlib import Path
 
 import attrs
 from benchmarks.machine import this_machine
+from benchmarks.runtime_memory import RuntimeMemory
 from benchmarks.server_process import local_server
 
 HELP = """\
 Starts the server several times, each time from nothing, and measures the time until /health says 200: all processes run and
-the model is loaded. One start before that, not counted, fills the cache of converted models and the system's cache of files.
+the model is loaded. One start before that, not counted, fills the cache of compiled kernels and the system's cache of files.
 In between, the imports that a start cannot do without are measured in processes of their own.
 
 Settings of the server come from the environment: LAYERED_LLM_MODEL=./Qwen3-0.6B python -m benchmarks.start_time
@@ -23,6 +26,8 @@ Settings of the server come from the environment: LAYERED_LLM_MODEL=./Qwen3-0.6B
 Read it so:
   server ready   the whole start
   import …       a bare interpreter that imports this and ends; what the server needs beyond the slowest import is its own
+  memory         most that is resident in a runtime process when the model is open, less what its imports take, beside the bytes
+                 of the weights' files and of the KV pool; pages of the pool count when they are first used, and none is here
 """
 IMPORTS = {
     "import torch": "import torch",
@@ -53,8 +58,14 @@ def main() -> None:
         sys.stderr.write(f"run {number}/{arguments.runs}: ready after {things[0].seconds[-1]:.2f} s\n")
     print(f"{machine}; {arguments.runs} runs\n")
     print(table(things))
+    memory = measure_memory()
+    print("\n" + memory_line(memory))
     if arguments.json is not None:
-        report = {"machine": attrs.asdict(machine), "seconds": {samples.name: samples.seconds for samples in things}}
+        report = {
+            "machine": attrs.asdict(machine),
+            "seconds": {samples.name: samples.seconds for samples in things},
+            "memory_bytes": attrs.asdict(memory),
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -79,6 +90,20 @@ def importer(code: str) -> Callable[[], float]:
         return time.perf_counter() - began_s
 
     return measure
+
+
+def measure_memory() -> RuntimeMemory:
+    command = [sys.executable, "-m", "benchmarks.runtime_memory"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return RuntimeMemory(**json.loads(done.stdout))
+
+
+def memory_line(memory: RuntimeMemory) -> str:
+    own, weights, pool = (size / 1e6 for size in (memory.opened - memory.imports, memory.weights, memory.kv_pool))
+    return (
+        f"memory of the runtime beyond its imports ({memory.imports / 1e6:.0f} MB): {own:.0f} MB; {memory.ratio:.2f} of "
+        f"weights and KV pool ({weights:.0f} + {pool:.0f} MB) and {memory.ratio_to_weights:.2f} of the weights"
+    )
 
 
 def table(things: list[Samples]) -> str:
