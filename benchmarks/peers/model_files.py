@@ -65,11 +65,21 @@ def write_hugging_face(source: Path, directory: Path) -> None:
     unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
     try:
         model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype="float32")
-        model.save_pretrained(unfinished)
+        # It is marked as quantized, which cannot be saved, though its weights are plain fp32 by now.
+        plain = AutoModelForCausalLM.from_config(_plain(model.config))
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(unfinished)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _plain(config: Any) -> Any:
+    """`config` without what it says of quantization."""
+    values = config.to_dict()
+    values.pop("quantization_config", None)
+    return type(config).from_dict(values)
 
 
 if __name__ == "__main__":
