@@ -28,7 +28,8 @@ and one llama_decode for all sequences of a step. vLLM runs eagerly in fp32. Our
 without the rest of the server. What is not installed, or fails, is named and left out.
 
 Read it so:
-  decode N          tokens/s of N sequences at a time behind contexts of 192 tokens: N by the median time of a step
+  decode N          tokens/s of N sequences at a time behind contexts of 192 tokens (64 where it is quick): N by the median
+                    time of a step
   prefill 512       tokens/s of one prompt of 512 tokens, up to its first token
   ( … of the limit) the same by what the machine allows for the format that the engine uses: the slower of reading its weights,
                     keys and values once a step, and of the products of its weights (with attention, in prefill), at the best

@@ -34,6 +34,7 @@ class Plan:
         return cls(
             rounds=1,
             steps=8,
+            context_tokens=64,
             http_batches=(1, 32),
             http_output_tokens=16,
             bare_limit_s=60,
