@@ -4,7 +4,9 @@ python -m benchmarks.peers.own_engine
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import attrs
 import trio
@@ -60,9 +62,10 @@ class Choice:
 class Own:
     """Slot and pages of each context stay; longer prompts use those behind them."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`changes` are settings in place of those that the environment gives."""
         let_threads_sleep()
-        settings = load()
+        settings = attrs.evolve(load(), **changes)
         self._page_tokens, self._budget = settings.page_size, settings.chunked_prefill_size
         kept = sum(self._pages_for(ids) for ids in setup.contexts)
         spare = kept + self._pages_for(range(setup.context_tokens))

@@ -4,6 +4,7 @@ import threading
 import numpy as np
 import pytest
 
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import Float32s, WeightFormat
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.control import Command, TaskWord, Word
@@ -70,6 +71,13 @@ def test_closing_ends_the_threads_and_may_be_repeated() -> None:
     crew.close()
     crew.close()
     assert 0 == len(step_threads()) - before
+
+
+def test_a_closed_crew_takes_no_work() -> None:
+    crew = crew_of(2)
+    crew.close()
+    with pytest.raises(InvariantViolated, match="closed crew"):
+        crew.carry_out(Command.HEAD)
 
 
 def test_a_forgotten_crew_ends_by_itself() -> None:
