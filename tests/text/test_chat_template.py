@@ -161,3 +161,12 @@ def test_whatever_goes_wrong_is_a_value(source: str) -> None:
     outcome = render(source, user("a"))
     assert isinstance(outcome, TemplateFailed)
     assert outcome.message
+
+
+def test_arguments_that_are_nested_too_deeply_fail_the_rendering() -> None:
+    call = ToolCall(name="f", arguments="[" * 10_000 + "]" * 10_000)
+
+    rendered = render("{{ messages }}", ChatMessage(role="assistant", content=None, tool_calls=(call,)))
+
+    assert isinstance(rendered, TemplateFailed)
+    assert rendered.message.startswith("RecursionError")

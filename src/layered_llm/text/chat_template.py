@@ -69,12 +69,12 @@ class ChatTemplate:
         """The conversation as text, with all special tokens that it needs."""
         if isinstance(self._template, TemplateFailed):
             return self._template
-        turns = [self._turn(message) for message in messages]
-        if rendering.continue_final_message and not (turns and turns[-1]["content"]):
+        if rendering.continue_final_message and not (messages and messages[-1].content):
             return TemplateFailed(message="the last message has no content that could be continued")
-        if rendering.continue_final_message:
-            turns[-1]["content"] += _END_MARK
         try:
+            turns = [self._turn(message) for message in messages]
+            if rendering.continue_final_message:
+                turns[-1]["content"] += _END_MARK
             asked = json.loads(rendering.variables or "{}")
             variables = {"tools": None, "documents": None} | self._variables | asked
             text = self._template.render(variables, messages=turns, add_generation_prompt=rendering.add_generation_prompt)
