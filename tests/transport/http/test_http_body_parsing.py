@@ -1,11 +1,27 @@
+import functools
+import json
 import threading
+from collections.abc import Callable
 
 import pytest
 import trio
 import trio.testing
 
+from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.sampling import MAX_BIASED_TOKENS, MAX_CHOICES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.body_parsing import LARGE_BODY_BYTES, parsed
-from layered_llm.transport.http.openai_schema.fields import MAX_VALUES, MalformedBody, decode_object
+from layered_llm.transport.http.endpoints import all_endpoints
+from layered_llm.transport.http.native.generate_body import parse_generate
+from layered_llm.transport.http.openai_schema.fields import (
+    MAX_JSON_TEXT_CHARS,
+    MAX_VALUES,
+    MalformedBody,
+    decode_object,
+    decode_text,
+    encode_text,
+)
+from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
 from support.http_client import CHAT, COMPLETIONS, application, post
 from support.http_engine import FakeEngine, accepting
 
@@ -51,9 +67,104 @@ async def test_a_large_body_is_judged_as_a_small_one_is(path: str, field: str) -
     assert exchange.error()["param"] == field
 
 
+@pytest.mark.parametrize("path", [endpoint.path for endpoint in all_endpoints() if endpoint.body is not None])
+async def test_every_endpoint_parses_a_large_body_in_a_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_sync, in_threads = trio.to_thread.run_sync, list[object]()
+
+    async def recording(parse: Callable[..., object], body: bytes, **options: object) -> object:
+        in_threads.append(len(body))
+        return await run_sync(functools.partial(parse, body), **options)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", recording)
+    body = {"user": "x" * LARGE_BODY_BYTES}
+    await post(application(FakeEngine(accepting)), path, body)
+
+    assert [len(json.dumps(body))] == in_threads
+
+
 @pytest.mark.parametrize(("item", "complaint"), [(b"[],", "lists and objects"), (b"1,", "values")])
 async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(item: bytes, complaint: str) -> None:
     body = b'{"prompt": [' + item * (MAX_VALUES + 1) + b"1]}"
 
     with pytest.raises(MalformedBody, match=complaint):
         decode_object(body)
+
+
+@pytest.mark.parametrize(("item", "complaint"), [("[],", "lists and objects"), ("1,", "values")])
+def test_a_string_of_too_many_values_is_refused_before_it_is_decoded(item: str, complaint: str) -> None:
+    with pytest.raises(ParameterError, match=f"arguments holds .* {complaint}"):
+        decode_text("arguments", "[" + item * (MAX_VALUES + 1) + "1]")
+
+
+def test_an_object_that_is_too_deep_for_the_encoder_is_the_callers_fault() -> None:
+    value: object = 1
+    for _ in range(10_000):
+        value = [value]
+
+    with pytest.raises(ParameterError, match="documents is nested too deeply"):
+        encode_text("documents", value)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"messages": [{"role": "user", "content": "x"}], "documents": [@]',
+        '"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": @}}]}]',
+    ],
+)
+def test_no_depth_is_a_fault_of_the_server(members: str) -> None:
+    # Where the decoder's limit lies depends on the caller's own depth.
+    objects = ['{"a":' * depth + "1" + "}" * depth for depth in range(850, 1000)]
+
+    asked = [parse_chat(f"{{{members.replace('@', value)}}}".encode()) for value in objects]
+
+    assert not isinstance(asked[0], ApiError)
+    assert {400} == {one.status for one in asked if isinstance(one, ApiError)}
+
+
+def test_what_a_template_is_given_has_a_limit() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "x" * MAX_JSON_TEXT_CHARS}}
+
+    asked = parse_chat(json.dumps(body).encode())
+
+    assert isinstance(asked, ApiError)
+    assert (400, "chat_template_kwargs") == (asked.status, asked.param)
+    assert str(MAX_JSON_TEXT_CHARS) in asked.message
+
+
+@pytest.mark.parametrize(
+    ("parse", "name", "item", "limit"),
+    [
+        (parse_completion, "prompt", "x", MAX_CHOICES),
+        (parse_completion, "prompt", [1], MAX_CHOICES),
+        (parse_completion, "stop", "x", MAX_STOP_STRINGS),
+        (parse_completion, "stop_token_ids", 1, MAX_STOP_TOKEN_IDS),
+        (parse_generate, "text", "x", MAX_CHOICES),
+        (parse_generate, "input_ids", [1], MAX_CHOICES),
+        (parse_generate, "rid", "x", MAX_CHOICES),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_before_its_items_are_read(
+    parse: Callable[[bytes], object], name: str, item: object, limit: int
+) -> None:
+    # The wrong last item would be named if the items were read.
+    asked = parse(json.dumps({name: [item] * limit + [False]}).encode())
+
+    assert isinstance(asked, ApiError)
+    assert (name, f"{name} holds {limit + 1} items, at most {limit} are allowed") == (asked.param, asked.message)
+
+
+def test_a_bias_for_too_many_tokens_is_refused_before_they_are_read() -> None:
+    biases = {"x": 1, **{str(token): 1 for token in range(MAX_BIASED_TOKENS)}}
+
+    asked = parse_completion(json.dumps({"prompt": "x", "logit_bias": biases}).encode())
+
+    assert isinstance(asked, ApiError)
+    assert f"logit_bias holds {MAX_BIASED_TOKENS + 1} items, at most {MAX_BIASED_TOKENS} are allowed" == asked.message
+
+
+async def test_no_model_name_is_so_long_that_it_would_weigh_on_every_chunk() -> None:
+    exchange = await post(application(FakeEngine(accepting)), COMPLETIONS, {"prompt": "x", "model": "m" * 1025})
+
+    assert (400, "model") == (exchange.status, exchange.error()["param"])
+    assert "model must have 0 to 1024 characters, got 1025" == exchange.error()["message"]

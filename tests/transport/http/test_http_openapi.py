@@ -72,8 +72,10 @@ def given(name: str, *values: object) -> list[dict[str, object]]:
     return [{}, *({name: value} for value in values)]
 
 
-def companions(base: dict[str, Any], name: str) -> dict[str, Any]:
+def companions(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     """What a member is only allowed with."""
+    if name == "rid" and isinstance(value, list) and value:
+        return {"text": ["x"] * len(value)}
     if not base:
         return {} if name in ("text", "input_ids", "prompt") else {"text": "x"}
     return COMPANIONS.get(name, {})
@@ -182,7 +184,7 @@ def test_a_member_is_taken_exactly_where_its_schema_allows_it(parse: Parse, base
     differences = []
     for name, schema in body["properties"].items():
         for value in values_around(schema):
-            asked = {**base, **companions(base, name), name: value}
+            asked = {**base, **companions(base, name, value), name: value}
             is_taken = not isinstance(parse(json.dumps(asked).encode()), ApiError)
             if is_taken != validator.is_valid(asked):
                 differences.append((name, value, "taken" if is_taken else "refused"))

@@ -13,12 +13,21 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.placement import MAX_CACHE_SALT_CHARS, Placement
+from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native.bodies import checked
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.body_fields import SAMPLING, Field, boolean, integer, read_all, string
+from layered_llm.transport.http.openai_schema.body_fields import (
+    MAX_REQUEST_ID_CHARS,
+    PLACEMENT,
+    SAMPLING,
+    Field,
+    boolean,
+    integer,
+    read_all,
+    string,
+)
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
 from layered_llm.transport.http.openapi.schema import described, nullable, one_of
@@ -29,7 +38,6 @@ DEFAULT_MINI_TOKENS: Final = 16
 _WHOLE_VOCABULARY: Final = -1
 _NO_PROMPT: Final = -1
 """The `logprob_start_len` that tells nothing of the prompt."""
-_MAX_RID_CHARS: Final = 128
 
 _ALIKE: Final = (
     "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "n", "presence_penalty", "repetition_penalty",
@@ -69,13 +77,15 @@ REFUSED_IN_GENERATE: Final[Neutral] = {
 def _texts(param: str, value: object) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (Prompt.of_text(read.text(param, value)),)
-    return tuple(map(Prompt.of_text, read.texts(param, _list(param, value, "a string or a list of strings"))))
+    values = _list(param, value, "a string or a list of strings")
+    return tuple(map(Prompt.of_text, read.texts(param, values, MAX_CHOICES_PER_BODY)))
 
 
 def _ids(param: str, value: object) -> tuple[Prompt, ...]:
     values = _list(param, value, "a list of token ids, or a list of such lists")
     if not isinstance(values[0], list):
         return (_one(param, values),)
+    read.at_most(param, values, MAX_CHOICES_PER_BODY)
     return tuple(_one(f"{param}[{place}]", ids) for place, ids in enumerate(values))
 
 
@@ -92,11 +102,8 @@ def _list(param: str, value: object, expected: str) -> list[Any]:
 
 
 def _rids(param: str, value: object) -> tuple[str, ...]:
-    names = read.texts(param, value) if isinstance(value, list) else (read.text(param, value),)
-    for name in names:
-        if not (0 < len(name) <= _MAX_RID_CHARS):
-            raise ParameterError(param, f"{param} must have 1 to {_MAX_RID_CHARS} characters, got {len(name)}")
-    return names
+    names = read.texts(param, value, MAX_CHOICES_PER_BODY) if isinstance(value, list) else (value,)
+    return tuple(read.bounded_text(param, name, 1, MAX_REQUEST_ID_CHARS) for name in names)
 
 
 def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
@@ -120,18 +127,19 @@ _TOKEN_IDS: Final = {
     "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1},
     "minItems": 1,
 }
-_RID: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_RID_CHARS}
+_SOME: Final = {"minItems": 1, "maxItems": MAX_CHOICES_PER_BODY}
+_RID: Final = {"type": "string", "minLength": 1, "maxLength": MAX_REQUEST_ID_CHARS}
 
 GENERATE: Final = (
     Field(
         "text",
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, **_SOME}]},
         _texts,
         "One text, or several.",
     ),
     Field(
         "input_ids",
-        {"anyOf": [_TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS, "minItems": 1}]},
+        {"anyOf": [_TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS, **_SOME}]},
         _ids,
         "Token ids of one prompt, or of several, in place of text.",
     ),
@@ -144,19 +152,18 @@ GENERATE: Final = (
         _sampling_params,
         "How each prompt is sampled.",
     ),
-    Field("rid", {"anyOf": [_RID, {"type": "array", "items": _RID}]}, _rids, "The id that each answer is told with."),
+    Field(
+        "rid",
+        {"anyOf": [_RID, {"type": "array", "items": _RID, "maxItems": MAX_CHOICES_PER_BODY}]},
+        _rids,
+        "The id that each answer is told with.",
+    ),
     boolean("stream", "The answer comes as server-sent events, each with the whole text so far."),
     boolean("return_logprob", "Log probabilities are told."),
     integer("logprob_start_len", -1, TOKENS_LIMIT - 1, "With return_logprob: of the prompt too, from this token on; -1: not."),
     integer("top_logprobs_num", 0, MAX_LOGPROBS, "With return_logprob: so many of the likeliest tokens beside each."),
     boolean("return_text_in_logprobs", "Log probabilities name the text of their tokens."),
-    Field(
-        "cache_salt",
-        {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_SALT_CHARS},
-        read.text,
-        "Computed prefixes are shared only with requests of the same salt.",
-    ),
-    integer("priority", -SEED_LIMIT, SEED_LIMIT - 1, "The lowest is served first, where the server goes by priority."),
+    *PLACEMENT,
 )
 
 

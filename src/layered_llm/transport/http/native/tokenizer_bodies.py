@@ -16,7 +16,7 @@ from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native.bodies import checked
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.body_fields import Field, boolean, read_all, string
+from layered_llm.transport.http.openai_schema.body_fields import MODEL, Field, boolean, read_all, string
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
 from layered_llm.transport.http.openai_schema.requests import chat_prompt
@@ -31,15 +31,13 @@ def _token_ids(param: str, value: object) -> tuple[int, ...]:
     return read.token_ids(param, value, TOKENS_LIMIT)
 
 
-_MODEL: Final = string("model", "Which model; the first that is served where absent.")
-
 TOKENIZE: Final = (
     Field("messages", MESSAGES_SCHEMA, parse_messages, "A conversation."),
     string("prompt", "A text in place of messages."),
     boolean("add_special_tokens", "The tokenizer's own tokens are put around the prompt: to a text, not to a conversation."),
     *TEMPLATE,
     boolean("return_token_strs", "The spelling of each token is told."),
-    _MODEL,
+    MODEL,
 )
 
 DETOKENIZE: Final = (
@@ -54,7 +52,7 @@ DETOKENIZE: Final = (
         "Ids, in their order.",
     ),
     boolean("skip_special_tokens", "Special tokens have no text; false where absent."),
-    _MODEL,
+    MODEL,
 )
 
 

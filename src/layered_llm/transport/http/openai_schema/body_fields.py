@@ -31,6 +31,8 @@ from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.fields import Json, JsonObject
 
 MAX_REQUEST_ID_CHARS: Final = 128
+MAX_MODEL_CHARS: Final = 1024
+"""Every chunk of a stream repeats the name, where the server takes any."""
 _MOST_DIGITS: Final = 10
 """Of a token id, which is a signed 32-bit integer."""
 
@@ -71,20 +73,27 @@ def boolean(name: str, summary: str) -> Field:
     return Field(name, {"type": "boolean"}, read.boolean, summary)
 
 
-def string(name: str, summary: str, **bounds: int) -> Field:
-    return Field(name, {"type": "string", **bounds}, read.text, summary)
+def string(name: str, summary: str) -> Field:
+    return Field(name, {"type": "string"}, read.text, summary)
+
+
+def bounded_string(name: str, low: int, high: int, summary: str) -> Field:
+    """Of `low` … `high` characters, both included."""
+    schema = {"type": "string", "minLength": low, "maxLength": high}
+    return Field(name, schema, lambda param, value: read.bounded_text(param, value, low, high), summary)
 
 
 def _stop(param: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (read.text(param, value),)
     if isinstance(value, list):
-        return read.texts(param, value)
+        return read.texts(param, value, MAX_STOP_STRINGS)
     raise read.wrong_type(param, "a string or a list of strings", value)
 
 
 def _stop_token_ids(param: str, value: object) -> tuple[int, ...]:
     if isinstance(value, list):
+        read.at_most(param, value, MAX_STOP_TOKEN_IDS)
         return read.token_ids(param, value, TOKENS_LIMIT)
     raise read.wrong_type(param, "a list of token ids", value)
 
@@ -92,7 +101,9 @@ def _stop_token_ids(param: str, value: object) -> tuple[int, ...]:
 def _logit_bias(param: str, value: object) -> tuple[tuple[int, float], ...]:
     """Biases beyond the range count as its limits, as in vLLM."""
     biases: list[tuple[int, float]] = []
-    for key, item in read.json_object(param, value).items():
+    given = read.json_object(param, value)
+    read.at_most(param, given, MAX_BIASED_TOKENS)
+    for key, item in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS):
             raise ParameterError(param, f"the keys of {param} must be token ids, got {read.shown(key)}")
         biases.append((int(key), min(max(read.finite(param, item), -MAX_BIAS), MAX_BIAS)))
@@ -187,8 +198,15 @@ PROMPT: Final = (
     ),
 )
 
+MODEL: Final = bounded_string("model", 0, MAX_MODEL_CHARS, "Which model; the first that is served where absent.")
+
+PLACEMENT: Final = (
+    bounded_string("cache_salt", 1, MAX_CACHE_SALT_CHARS, "Computed prefixes are shared only with requests of the same salt."),
+    integer("priority", -SEED_LIMIT, SEED_LIMIT - 1, "The lowest is served first, where the server goes by priority."),
+)
+
 DELIVERY: Final = (
-    string("model", "Which model; the first that is served where absent."),
+    MODEL,
     boolean("stream", "The answer comes as server-sent events."),
     Field(
         "stream_options",
@@ -202,13 +220,7 @@ DELIVERY: Final = (
         _request_id,
         "The response's id is made of it; the header X-Request-Id does the same.",
     ),
-    string(
-        "cache_salt",
-        "Computed prefixes are shared only with requests of the same salt.",
-        minLength=1,
-        maxLength=MAX_CACHE_SALT_CHARS,
-    ),
-    integer("priority", -SEED_LIMIT, SEED_LIMIT - 1, "The lowest is served first, where the server goes by priority."),
+    *PLACEMENT,
 )
 
 COMMON: Final = (*SAMPLING, *TELLING, *PROMPT, *DELIVERY)

@@ -3,7 +3,6 @@
 Must not know: HTTP, the engine, templates.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,8 +44,9 @@ def _prompts(param: str, value: object) -> tuple[Prompt, ...]:
         raise ParameterError(param, f"{param} must not be empty")
     match value[0]:
         case str():
-            return tuple(map(Prompt.of_text, read.texts(param, value)))
+            return tuple(map(Prompt.of_text, read.texts(param, value, MAX_CHOICES_PER_BODY)))
         case list():
+            read.at_most(param, value, MAX_CHOICES_PER_BODY)
             return tuple(_token_prompt(f"{param}[{place}]", ids) for place, ids in enumerate(value))
         case _:
             return (_token_prompt(param, value),)
@@ -102,8 +102,9 @@ COMPLETIONS: Final = (
 
 
 def template_variables(given: Mapping[str, Any]) -> str | None:
-    """What a template is given by name, as one JSON object."""
+    """What a template is given by name, as one JSON object. Raises ParameterError."""
     variables = dict(given.get("chat_template_kwargs") or {})
+    param = "chat_template_kwargs"
     if "documents" in given:
-        variables["documents"] = given["documents"]
-    return json.dumps(variables) if variables else None
+        variables["documents"], param = given["documents"], "documents"
+    return read.encode_text(param, variables) if variables else None

@@ -8,7 +8,7 @@ valid Unicode, so that nothing behind this file meets a value that it cannot enc
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, NoReturn
 
 from layered_llm.domain.errors import ParameterError
@@ -29,6 +29,9 @@ MAX_CONTAINERS: Final = 100_000
 MAX_VALUES: Final = 1_000_000
 """Far above any context of any model, a token id being a value; text that is so full of commas does not fit one either."""
 
+MAX_JSON_TEXT_CHARS: Final = 1 << 20
+"""Of what a template is given as an object; the text worker decodes it while its streams wait."""
+
 
 class MalformedBody(ValueError):  # noqa: N818 - states what happened
     """The body is no JSON object; the message says where it stops being one."""
@@ -36,7 +39,7 @@ class MalformedBody(ValueError):  # noqa: N818 - states what happened
 
 def decode_object(body: bytes) -> JsonObject:
     """The JSON object in `body`, where numbers are finite. Raises MalformedBody."""
-    _check_values(body)
+    _check_values("The body", body)
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except MalformedBody:
@@ -57,18 +60,35 @@ def decode_object(body: bytes) -> JsonObject:
 def decode_text(param: str, text: str) -> object:
     """The JSON value that a string of the body holds. Raises ParameterError."""
     try:
+        # In the body its brackets and commas may have been written as escapes, which were not counted there.
+        _check_values(param, text.encode())
+    except MalformedBody as error:
+        raise ParameterError(param, str(error)) from error
+    try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:  # MalformedBody too, and the interpreter's limit of digits
         raise ParameterError(param, f"{param} must be a JSON object as a string") from error
 
 
-def _check_values(body: bytes) -> None:
+def encode_text(param: str, value: object) -> str:
+    """A part of the body as a JSON text. Raises ParameterError."""
+    try:
+        text = json.dumps(value)
+    except RecursionError as error:  # what the decoder just took may be too deep for the encoder
+        raise ParameterError(param, f"{param} is nested too deeply") from error
+    if len(text) > MAX_JSON_TEXT_CHARS:
+        message = f"{param} has {len(text)} characters as JSON, at most {MAX_JSON_TEXT_CHARS} are taken"
+        raise ParameterError(param, message)
+    return text
+
+
+def _check_values(whole: str, encoded: bytes) -> None:
     """The decoder holds the whole process up, for seconds when a few megabytes are millions of values; counting takes none."""
-    opened, separated = body.count(b"[") + body.count(b"{"), body.count(b",")
+    opened, separated = encoded.count(b"[") + encoded.count(b"{"), encoded.count(b",")
     if opened > MAX_CONTAINERS:
-        raise MalformedBody(f"The body holds {opened} lists and objects, at most {MAX_CONTAINERS} are taken.")
+        raise MalformedBody(f"{whole} holds {opened} lists and objects, at most {MAX_CONTAINERS} are taken.")
     if separated > MAX_VALUES:
-        raise MalformedBody(f"The body holds {separated} values, at most {MAX_VALUES} are taken.")
+        raise MalformedBody(f"{whole} holds {separated} values, at most {MAX_VALUES} are taken.")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -113,6 +133,14 @@ def text(param: str, value: object) -> str:
     return value
 
 
+def bounded_text(param: str, value: object, low: int, high: int) -> str:
+    """The same of `low` … `high` characters, both included."""
+    read = text(param, value)
+    if not low <= len(read) <= high:
+        raise ParameterError(param, f"{param} must have {low} to {high} characters, got {len(read)}")
+    return read
+
+
 def boolean(param: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -153,7 +181,15 @@ def json_object(param: str, value: object) -> JsonObject:
     raise wrong_type(param, "an object", value)
 
 
-def texts(param: str, values: Sequence[object]) -> tuple[str, ...]:
+def at_most(param: str, values: Sized, limit: int) -> None:
+    """To be asked before the values are looked at one by one."""
+    if len(values) > limit:
+        raise ParameterError(param, f"{param} holds {len(values)} items, at most {limit} are allowed")
+
+
+def texts(param: str, values: Sequence[object], limit: int) -> tuple[str, ...]:
+    """At most `limit` strings."""
+    at_most(param, values, limit)
     return tuple(text(f"{param}[{place}]", value) for place, value in enumerate(values))
 
 

@@ -5,7 +5,6 @@ Must not know: templates, which roles a model was trained on.
 A template sees strings only: a list of text parts is joined by line breaks, as vLLM and llama.cpp do it.
 """
 
-import json
 from typing import Final
 
 from layered_llm.domain.errors import ParameterError
@@ -119,7 +118,7 @@ def _arguments(param: str, value: object) -> str:
     """OpenAI has a string that holds a JSON object; an object itself is taken too, and nothing for an empty one."""
     if isinstance(value, str) and value:
         value = read.decode_text(param, read.text(param, value))
-    return json.dumps(read.json_object(param, {} if value in (None, "") else value))
+    return read.encode_text(param, read.json_object(param, {} if value in (None, "") else value))
 
 
 def _role(param: str, item: read.JsonObject) -> str:
