@@ -64,7 +64,7 @@ def ratios(bare: BareResult, case: Case, peers: Sequence[str]) -> list[float]:
 
 
 def _http_table(http: HttpResult) -> str:
-    rows = [["HTTP", *(f"{clients} clients" for clients in http.batches), "start, s", "others"]]
+    rows = [["HTTP", *(f"{clients} at a time" for clients in http.batches), "start, s", "others"]]
     rows.append(["", *("tok/s  TTFT ms  gap ms" for _ in http.batches), "", ""])
     for name, samples in http.samples.items():
         cells = [_http_cell(samples.get(clients, [])) for clients in http.batches]
@@ -144,10 +144,11 @@ def save_plot(title: str, bare: BareResult, http: HttpResult, path: Path) -> Non
     for axes, case in zip(upper.subplots(1, len(bare.cases)), bare.cases, strict=True):
         _draw_bars(axes, case.name, bare.samples, _rates_of(case.name))
     for axes, clients in zip(lower.subplots(1, len(http.batches), squeeze=False)[0], http.batches, strict=True):
-        _draw_bars(axes, f"HTTP, {clients} clients", http.samples, _rates_of(clients))
+        _draw_bars(axes, f"HTTP, {clients} at a time", http.samples, _rates_of(clients))
         rates = http.alone_tokens_per_s.get(clients, [])
         if rates:
             axes.axvline(statistics.median(rates), color="tab:gray", linestyle="--", label=RUNTIME_ALONE)
+            axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * statistics.median(rates)))
             axes.legend(fontsize=7)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path)
