@@ -1,4 +1,5 @@
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_positions_may_be_scaled_down(tmp_path: Path) -> None:
         ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling 'yarn' is not supported"),
         ({"metadata": {"rope.dimension_count": 8}}, "partial_rotary_factor=0.5 is not supported"),
         ({"metadata": {"attention.sliding_window": 8}}, "sliding_window=8 below"),
-        ({"metadata": {"attention.head_count": "many"}}, r"llama\.attention\.head_count must be one int, but is many"),
+        ({"metadata": {"attention.head_count": "many"}}, r"llama\.attention\.head_count must be one int, but is 'many'"),
         ({"metadata": {"attention.head_count": 3}}, r"attn_q\.weight has 64 rows, which are no 3 heads|no multiple of"),
         ({"tensors": {"blk.0.ffn_gate_exps.weight": np.ones((4, 32), np.float32)}}, r"not supported.*: blk\.0\.ffn_gate_exps"),
         (
@@ -139,10 +140,13 @@ def test_what_cannot_be_executed_exactly_is_refused_by_name(changes: dict[str, A
     assert "\n" not in str(caught.value)
 
 
-def write_fields(path: Path, architecture: str, **fields: int) -> None:
+def write_fields(path: Path, architecture: str, **fields: int | list[int]) -> None:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in fields.items():
-        writer.add_uint16(key.replace("__", "."), value)
+        if isinstance(value, list):
+            writer.add_array(key.replace("__", "."), value)
+        else:
+            writer.add_uint16(key.replace("__", "."), value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -159,6 +163,17 @@ def test_a_part_of_a_split_model_is_refused_with_what_to_do(tmp_path: Path) -> N
     write_fields(tmp_path / "m.gguf", "llama", split__count=3)
     with pytest.raises(CheckpointError, match="one of 3 parts of a model: join them"):
         GgufModel.open(tmp_path / "m.gguf")
+
+
+def test_lists_in_place_of_one_value_are_refused(tmp_path: Path) -> None:
+    write_fields(tmp_path / "m.gguf", "llama", split__count=[2, 3])
+    with pytest.raises(CheckpointError, match=r"one of \[2, 3\] parts"):
+        GgufModel.open(tmp_path / "m.gguf")
+    strings = struct.pack("<IIQQ", 9, 8, 1, 5) + b"llama"
+    key = struct.pack("<Q", len("general.architecture")) + b"general.architecture"
+    (tmp_path / "n.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + strings)
+    with pytest.raises(CheckpointError, match=r"architecture \['llama'\] is not supported"):
+        GgufModel.open(tmp_path / "n.gguf")
 
 
 def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokens": []}, "tokenizer.ggml.tokens is no list of texts"),
+        ({"tokens": []}, "tokenizer.ggml.tokens is empty"),
+        ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is a list of int, but must be one of str"),
+        ({"merges": [1]}, "tokenizer.ggml.merges is a list of int, but must be one of str"),
+        ({"model": "llama", "scores": ["x"] * 263}, "tokenizer.ggml.scores is a list of str, but must be one of float"),
         ({"tokens": "all"}, "tokenizer.ggml.tokens is 'all', but must be a list"),
         ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries, but the vocabulary has 263 tokens"),
         ({"bos_token_id": "one"}, "tokenizer.ggml.bos_token_id is 'one', but must be a int"),

@@ -23,6 +23,7 @@ MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _MOST_DIMENSIONS: Final = 4
 _DEFAULT_ALIGNMENT: Final = 32
+_NAME_SHOWN: Final = 80
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _NUMBERS: Final[Mapping[int, str]] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -168,6 +169,13 @@ class _Cursor:
     def u64(self) -> int:
         return self._number(_U64)
 
+    def name(self) -> str:
+        """Text that may stand in a message of one line."""
+        name = self.string()
+        if not name.isprintable():
+            raise _Malformed(f"the name {name[:_NAME_SHOWN]!r} cannot be printed")
+        return name
+
     def string(self) -> str:
         try:
             return self._take(self.u64()).decode()
@@ -206,7 +214,7 @@ class _Cursor:
         try:
             for _ in range(count):
                 position += 8 + length(data, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # behind the end, and behind what a position can be
             raise _cut_off(len(data)) from None
         self._move(position - self.position)
 
@@ -249,7 +257,7 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 def _fields(cursor: _Cursor, count: int) -> dict[str, _Value]:
     fields: dict[str, _Value] = {}
     for _ in range(count):
-        key, kind = cursor.string(), cursor.u32()
+        key, kind = cursor.name(), cursor.u32()
         if key in fields:
             raise _Malformed(f"it has {key} twice")
         fields[key] = _Value(kind, cursor.position)
@@ -260,7 +268,7 @@ def _fields(cursor: _Cursor, count: int) -> dict[str, _Value]:
 def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
     entries: dict[str, tuple[TensorType, tuple[int, ...], int]] = {}
     for _ in range(count):
-        name, dimensions = cursor.string(), cursor.u32()
+        name, dimensions = cursor.name(), cursor.u32()
         if name in entries:
             raise _Malformed(f"it has the tensor {name} twice")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:

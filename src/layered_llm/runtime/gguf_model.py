@@ -51,6 +51,7 @@ _BLOCK_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _FREQUENCY_FACTORS: Final = "rope_freqs.weight"
 _NAMES_SHOWN: Final = 8
+_VALUE_SHOWN: Final = 80
 
 
 @attrs.frozen(eq=False)
@@ -68,12 +69,14 @@ class GgufModel:
             architecture, parts = file.get("general.architecture"), file.get("split.count")
         except GgufError as error:
             raise CheckpointError(str(error)) from error
-        if architecture not in _CLASSES:
+        if not isinstance(architecture, str) or architecture not in _CLASSES:
             raise CheckpointError(
-                f"{path}: architecture {architecture!r} is not supported in a GGUF file, only {', '.join(_CLASSES)}"
+                f"{path}: architecture {_told(architecture)} is not supported in a GGUF file, only {', '.join(_CLASSES)}"
             )
-        if parts not in {None, 0, 1}:
-            raise CheckpointError(f"{path} is one of {parts} parts of a model: join them with 'llama-gguf-split --merge' first")
+        if parts not in (None, 0, 1):
+            raise CheckpointError(
+                f"{path} is one of {_told(parts)} parts of a model: join them with 'llama-gguf-split --merge' first"
+            )
         unknown = [name for name in file.tensors if name != _FREQUENCY_FACTORS and _hugging_face_name(name) is None]
         if unknown:
             shown = ", ".join(unknown[:_NAMES_SHOWN]) + (" …" if len(unknown) > _NAMES_SHOWN else "")
@@ -169,7 +172,7 @@ class GgufModel:
             case "linear":
                 return {"rope_type": "linear", "factor": self._number("rope.scaling.factor", float)}
             case _:
-                raise CheckpointError(f"{self._file.path}: rope scaling {kind!r} is not supported in a GGUF file")
+                raise CheckpointError(f"{self._file.path}: rope scaling {_told(kind)} is not supported in a GGUF file")
 
     def _log_expansion(self) -> None:
         kinds = sorted({tensor.type.name for tensor in self._file.tensors.values() if weight_format(tensor.type.name) is None})
@@ -186,7 +189,7 @@ class GgufModel:
         value = self._metadata(name)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise CheckpointError(
-                f"{self._file.path}: {self._architecture}.{name} must be one {kind.__name__}, but is {str(value)[:80]}"
+                f"{self._file.path}: {self._architecture}.{name} must be one {kind.__name__}, but is {_told(value)}"
             )
         return value
 
@@ -225,6 +228,11 @@ def _in_halves(name: str, read: Callable[[], WeightMatrix], shape: tuple[int, ..
     order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     matrix = read()
     return encoded(matrix.dequantized()[:, order], WeightFormat.F32) if len(shape) == 1 else matrix.with_rows(order)
+
+
+def _told(value: object) -> str:
+    """A value of the file in a message of one line."""
+    return repr(value)[:_VALUE_SHOWN]
 
 
 def _shortest(value: float) -> float:

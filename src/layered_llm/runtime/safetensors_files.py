@@ -21,6 +21,7 @@ from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, Sto
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 _LENGTH_BYTES: Final = 8
+_NAME_SHOWN: Final = 80
 _MOST_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
 _SUPPORTED: Final = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
@@ -72,6 +73,8 @@ def _header(mapping: mmap.mmap) -> tuple[Mapping[str, Any], int]:
 def _tensor(name: str, entry: Mapping[str, Any], mapping: mmap.mmap, data_begin: int) -> StoredTensor:
     type_name, shape = entry["dtype"], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
+    if not name.isprintable():
+        raise ValueError(f"the name {name[:_NAME_SHOWN]!r} cannot be printed")
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)) or end < begin:
         raise ValueError(f"tensor {name} has shape {entry['shape']} and offsets {entry['data_offsets']}")
     if data_begin + end > len(mapping):

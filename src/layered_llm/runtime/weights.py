@@ -57,10 +57,6 @@ class CheckpointReader:
         own = "+".join(sorted({self._tensors[name].type_name for name in self._taken}))
         return own if self._format is None else f"{own} as {self._format.label}"
 
-    def parameters(self) -> int:
-        """How many numbers the checkpoint has."""
-        return sum(math.prod(tensor.shape) for tensor in self._tensors.values())
-
     def vector(self, names: Sequence[str], lengths: Sequence[int]) -> Float32s:
         """The vectors `names`, the k-th of lengths[k], one behind the other: fp32 [sum(lengths)].
 
@@ -83,12 +79,6 @@ class CheckpointReader:
         if whole is not parts[0] or self._format is not None:
             self._forget(names)
         return whole
-
-    def expanded(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Float32s:
-        """`matrix` as fp32 [sum(rows), columns] in memory of its own."""
-        numbers = self.matrix(names, rows, columns).dequantized()
-        self._forget(names)
-        return numbers
 
     def skip(self, name: str) -> None:
         """`name` may be in the checkpoint but is not needed."""

@@ -57,14 +57,21 @@ class _Metadata:
             raise UnsupportedGguf(f"{key} is {str(value)[:80]!r}, but must be a {kind.__name__}")
         return value
 
+    def list_of(self, key: str, kind: type) -> list[Any]:
+        """The file's lists are of one kind, which the first value shows."""
+        values: list[Any] = self.need(key, list)
+        if values and not isinstance(values[0], kind):
+            raise UnsupportedGguf(f"{key} is a list of {type(values[0]).__name__}, but must be one of {kind.__name__}")
+        return values
+
     def tokens(self) -> list[str]:
-        tokens: list[str] = self.need("tokenizer.ggml.tokens", list)
-        if not tokens or not isinstance(tokens[0], str):
-            raise UnsupportedGguf("tokenizer.ggml.tokens is no list of texts")
+        tokens = self.list_of("tokenizer.ggml.tokens", str)
+        if not tokens:
+            raise UnsupportedGguf("tokenizer.ggml.tokens is empty")
         return tokens
 
-    def for_each_token(self, key: str) -> list[Any]:
-        values: list[Any] = self.need(key, list)
+    def for_each_token(self, key: str, kind: type) -> list[Any]:
+        values = self.list_of(key, kind)
         if len(values) != len(self.tokens()):
             raise UnsupportedGguf(f"{key} has {len(values)} entries, but the vocabulary has {len(self.tokens())} tokens")
         return values
@@ -111,7 +118,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _byte_level(fields: _Metadata) -> Spec:
     tokens = fields.tokens()
-    merges = [_merge(line) for line in fields.need("tokenizer.ggml.merges", list)]
+    merges = [_merge(line) for line in fields.list_of("tokenizer.ggml.merges", str)]
     model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
     return {
         "version": "1.0",
@@ -153,7 +160,7 @@ def _merges_by_score(fields: _Metadata) -> list[tuple[str, str]]:
 
     (Kudo, Richardson, SentencePiece, 2018; its BPE takes the neighbours whose union has the highest score.)
     """
-    tokens, scores = fields.tokens(), fields.for_each_token("tokenizer.ggml.scores")
+    tokens, scores = fields.tokens(), fields.for_each_token("tokenizer.ggml.scores", float)
     ids = {token: index for index, token in enumerate(tokens)}
     by_score = sorted(zip(tokens, scores, strict=True), key=lambda piece: -piece[1])
     return [pair for token, _ in by_score for pair in _halves(token, ids)]
@@ -166,7 +173,7 @@ def _halves(token: str, ids: Mapping[str, int]) -> Sequence[tuple[str, str]]:
 
 
 def _added_tokens(fields: _Metadata) -> list[Spec]:
-    kinds = fields.for_each_token("tokenizer.ggml.token_type")
+    kinds = fields.for_each_token("tokenizer.ggml.token_type", int)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
         {"id": index, "content": token, "special": kind == _CONTROL, **plain}
