@@ -2,7 +2,7 @@ import math
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import (
@@ -20,6 +20,7 @@ from layered_llm.domain.columns import (
 )
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.lists(st.integers(-(2**63), 2**63 - 1)), st.lists(st.integers(-128, 127)))
 def test_columns_give_back_what_was_packed(small: list[int], large: list[int], tiny: list[int]) -> None:
     assert small == list(unpack_i32(pack_i32(small)))
@@ -27,6 +28,7 @@ def test_columns_give_back_what_was_packed(small: list[int], large: list[int], t
     assert tiny == list(unpack_i8(pack_i8(tiny)))
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_a_column_of_floats_gives_back_what_was_packed(values: list[float]) -> None:
     assert values == list(unpack_f32(pack_f32(values)))

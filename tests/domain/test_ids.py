@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.ids import API_ID_LIMIT, ApiId, api_of, compose_request_id
@@ -8,6 +8,7 @@ APIS = st.integers(1, API_ID_LIMIT - 1)
 COUNTERS = st.integers(0, 2**32 - 1)
 
 
+@settings(deadline=None, derandomize=True)
 @given(APIS, COUNTERS)
 def test_a_request_id_names_its_api_process_and_fits_a_column(api: int, counter: int) -> None:
     request = compose_request_id(ApiId(api), counter)
@@ -16,6 +17,7 @@ def test_a_request_id_names_its_api_process_and_fits_a_column(api: int, counter:
     assert 0 < request < 2**63
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.tuples(APIS, COUNTERS), st.tuples(APIS, COUNTERS))
 def test_request_ids_are_unique(one: tuple[int, int], other: tuple[int, int]) -> None:
     ids = {compose_request_id(ApiId(api), counter) for api, counter in (one, other)}

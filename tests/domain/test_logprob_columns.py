@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import pack_f32, pack_i32
@@ -9,6 +9,7 @@ from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from support.logprobs import columns_of, entries
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(max_value=0, width=32)), max_size=3), max_size=4))
 def test_entries_come_out_as_they_went_in(rows: list[list[tuple[int, float]]]) -> None:
     packed = [entries(row) for row in rows]
@@ -31,6 +32,7 @@ def test_a_message_tells_of_each_of_its_tokens_or_of_none() -> None:
         StepCompleted(step=StepId(1), token_ids=pack_i32([5, 6]), device_us=0, open_slots=1, logprobs=columns)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=4))
 def test_each_row_has_its_own_prompt(prompts: list[list[int]]) -> None:
     parts = [columns_of([[(token, -1.0)] for token in prompt]) for prompt in prompts]

@@ -62,7 +62,7 @@ def test_tags_have_one_byte(link: str) -> None:
 
 
 @pytest.mark.parametrize(("link", "tag"), TAGGED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_every_message_comes_back_equal(link: str, tag: bytes, data: st.DataObject) -> None:
     table, _ = LINKS[link]
@@ -94,7 +94,7 @@ def mutated(draw: st.DrawFn, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("link", "tag"), TAGGED)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_mutated_bytes_are_a_valid_message_or_a_wire_error(link: str, tag: bytes, data: st.DataObject) -> None:
     table, _ = LINKS[link]
@@ -108,7 +108,7 @@ def test_mutated_bytes_are_a_valid_message_or_a_wire_error(link: str, tag: bytes
     assert isinstance(message, table.classes[tag])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(frames=st.lists(st.binary(max_size=40), max_size=4))
 def test_random_frames_are_a_wire_error(frames: list[bytes]) -> None:
     with pytest.raises(WireError):

@@ -95,7 +95,7 @@ def streamed(shape: Shape, answer_plan: AnswerPlan, parts: list[Batch]) -> Seen:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([CHAT, COMPLETIONS]))
 def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int, prompts: int, n: int, shape: Shape) -> None:
     prompts = 1 if shape is CHAT else prompts

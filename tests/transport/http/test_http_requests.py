@@ -529,7 +529,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.dictionaries(FIELDS, ANY_JSON))
 def test_any_json_is_either_a_request_or_a_400(fields: dict[str, object]) -> None:
     body = json.dumps(fields).encode()
@@ -538,6 +538,7 @@ def test_any_json_is_either_a_request_or_a_400(fields: dict[str, object]) -> Non
         assert not isinstance(parsed, ApiError) or parsed.status == 400
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1))
 def test_token_ids_survive_the_packing(ids: list[int]) -> None:
     (prompt,) = completion(prompt=ids).prompts

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.transport.http import sse
@@ -11,6 +11,7 @@ def worded(text: str) -> dict[str, object]:
     return {"id": "0", "choices": [{"index": 1, "text": text, "finish_reason": None}], "usage": None}
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.text())
 def test_a_text_event_is_the_event_that_its_text_would_be_encoded_to(text: str) -> None:
     assert sse.event(worded(text)) == sse.TextEvent.of(worded).with_text(text)
