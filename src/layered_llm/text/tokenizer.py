@@ -72,8 +72,12 @@ class Tokenizer:
             raise CannotEncode(f"the tokenizer refuses it: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The library's decoding of a whole sequence; ids out of the vocabulary give nothing."""
-        return self._pipeline.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The library's decoding of a whole sequence; ids out of the vocabulary give nothing.
+
+        The interpreter lock is free during the work, as it is not where the library decodes one sequence alone.
+        """
+        (text,) = self._pipeline.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def spelling(self, token: int) -> str:
         """A token as the vocabulary has it; "" for an id that is none."""
