@@ -220,13 +220,13 @@ def test_penalties_and_biases_are_passed_on() -> None:
     assert ([4, 2], [1.5, -100.0]) == (list(unpack_i32(sampling.biased_ids)), list(unpack_f32(sampling.biases)))
 
 
-def test_more_prompt_logprobs_than_a_message_holds_are_rejected() -> None:
-    prompt = Prompt.of_token_ids([1] * 30_000)
+def test_more_prompt_logprobs_than_an_api_process_words_in_passing_are_rejected() -> None:
+    prompt = Prompt.of_token_ids([1] * 12_000)
     assert prepared(prompt, context=1 << 20, prompt_logprobs=20).admit.sampling.prompt_logprobs == 20
     reason, param, message = rejected(prompt, context=1 << 20, prompt_logprobs=20, n=2)
     assert (RejectReason.INVALID_PARAMETER, "prompt_logprobs") == (reason, param)
-    assert "1260000 log probabilities" in message
-    assert "At most 1048576" in message
+    assert "504000 log probabilities" in message
+    assert "At most 262144" in message
 
 
 def test_sampling_is_passed_on() -> None:
