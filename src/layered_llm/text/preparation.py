@@ -26,7 +26,7 @@ from layered_llm.text.stop_strings import StopAutomaton
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
-"""Of one request: a prompt of 128 Ki tokens with one beside each. An API process takes some 4 µs of one core for each of them."""
+"""Of one request: a prompt of 128 Ki tokens with one beside each. An API process takes some 4 µs for each."""
 _STOP_CHAR_COST_CHARS: Final = 4
 
 ValueT = TypeVar("ValueT")

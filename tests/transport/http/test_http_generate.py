@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -63,6 +64,28 @@ async def test_a_stream_has_the_whole_text_so_far_in_each_event() -> None:
 
     assert "text/event-stream; charset=utf-8" == call.exchange.headers["content-type"]
     assert [told("He", [7, 8], None, cached_tokens=0), told("Hey", [7, 8, 9], STOP), "[DONE]"] == call.exchange.events()
+
+
+async def test_each_event_of_a_stream_has_the_log_probabilities_of_all_tokens_so_far() -> None:
+    top = (TokenLogprob(token_id=3, token=b"b", logprob=-0.5),)
+    one, two, three = (SampledLogprob(token_id=token, token=b"a", logprob=-1.0 * token, top=top) for token in (7, 8, 9))
+    engine = FakeEngine(accepting)
+    call = Call(application(engine))
+    body = {"text": "x", "stream": True, "return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 1}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, json.dumps(body).encode())
+        stream = await engine.wait_opened()
+        stream.emit(text_delta("a", token_ids=(7,), logprobs=(one,), prompt_logprobs=(one, two)))
+        await wait_all_tasks_blocked()
+        stream.emit(text_delta("aa", token_ids=(8, 9), logprobs=(two, three), finish_reason=FinishReason.STOP), ended())
+
+    infos = [event["meta_info"] for event in call.exchange.events()[:-1]]
+    assert [[[-7.0, 7, None]], [[-7.0, 7, None], [-8.0, 8, None], [-9.0, 9, None]]] == [
+        info["output_token_logprobs"] for info in infos
+    ]
+    assert [[[[-0.5, 3, None]]] * count for count in (1, 3)] == [info["output_top_logprobs"] for info in infos]
+    assert [[[-8.0, 8, None]]] * 2 == [info["input_token_logprobs"] for info in infos]
+    assert [[[[-0.5, 3, None]]]] * 2 == [info["input_top_logprobs"] for info in infos]
 
 
 async def test_several_prompts_have_a_list_of_answers_with_ids_of_their_own() -> None:

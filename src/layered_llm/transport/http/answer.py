@@ -7,7 +7,7 @@ and exactly one ending unless the request failed; after a failure nothing but th
 """
 
 from collections.abc import Iterator, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 import attrs
 
@@ -20,6 +20,9 @@ from layered_llm.transport.http.openai_schema import responses
 from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
+
+MOST_LOGPROBS_AT_ONCE: Final = 1000
+"""Some 4 ms of wording and encoding."""
 
 
 @attrs.frozen(kw_only=True)
@@ -207,6 +210,11 @@ class StreamedAnswer:
         return sse.event({**chunk, "usage": responses.usage_object(self._tally.usage)}) + sse.DONE
 
 
+def logprob_count(delta: ChoiceDelta) -> int:
+    """How many log probabilities it has, those of the likeliest tokens counted."""
+    return sum(1 + len(one.top) for one in (*delta.prompt_logprobs, *delta.logprobs))
+
+
 def failure(error: ApiError) -> bytes:
     """The end of a stream that had already begun: clients find the error in the event, and the body ends in good order."""
     return sse.event(responses.error_object(error)) + sse.DONE
@@ -235,10 +243,15 @@ class WholeAnswer:
             takes_self=True,
         ),
     )
+    _logprobs: int = attrs.field(init=False, default=0)
 
     @property
     def is_complete(self) -> bool:
         return self._tally.is_complete
+
+    @property
+    def is_long(self) -> bool:
+        return self._logprobs > MOST_LOGPROBS_AT_ONCE
 
     def add(self, batch: Batch) -> None:
         for prompt, event in batch:
@@ -252,6 +265,7 @@ class WholeAnswer:
                     assert_never(unreachable)
 
     def _add_delta(self, index: int, delta: ChoiceDelta) -> None:
+        self._logprobs += logprob_count(delta)
         choice = self._choices[index]
         choice.texts.append(delta.text)
         choice.token_ids.extend(delta.token_ids)
@@ -259,8 +273,13 @@ class WholeAnswer:
         choice.prompt_logprobs.extend(delta.prompt_logprobs)
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
+    def body(self) -> bytes | ApiError:
+        """The encoded `result`."""
+        result = self.result()
+        return result if isinstance(result, ApiError) else sse.to_json(result)
+
     def result(self) -> Json | ApiError:
-        """The response body, or why there is none; call it when complete."""
+        """The response's object, or why there is none; call it when complete."""
         if self._tally.error is not None:
             return self._tally.error
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]

@@ -35,7 +35,8 @@ class HttpContext:
     draw_seed: Callable[[], int]
     """A fresh 63-bit seed for each request that names none."""
     large_parses: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
-    """Large bodies are parsed one after the other: several would share one interpreter lock, and so only take more memory."""
+    """Large bodies are parsed and written one after the other: several would share one interpreter lock, and so only take more
+    memory."""
 
     def priority_refused(self, placement: Placement) -> ApiError | None:
         """A priority that the server does not go by would be ignored in silence."""

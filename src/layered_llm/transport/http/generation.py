@@ -29,7 +29,7 @@ from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost, EngineStream
 from layered_llm.transport.http.patience import Patience
-from layered_llm.transport.http.replies import error_reply, json_reply
+from layered_llm.transport.http.replies import JSON_TYPE, error_reply
 from layered_llm.transport.http.sources import Batch, EventSource, Quiet, next_batch, open_source
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,12 @@ class WholeAnswer(Answer, Protocol):
     def add(self, batch: Batch) -> object:
         """Takes what `batch` brings."""
 
-    def result(self) -> object:
-        """The response body, or an ApiError; called when complete."""
+    @property
+    def is_long(self) -> bool:
+        """Whether `body` takes so long that other responses would feel it."""
+
+    def body(self) -> bytes | ApiError:
+        """The response body, as JSON, or why there is none; called when complete, from any thread."""
 
 
 @attrs.frozen
@@ -124,7 +128,9 @@ async def respond(
 async def respond_at_once(context: HttpContext, exchange: Exchange, request: Asked, answer: WholeAnswer) -> Response:
     """The response to a `request` that is never streamed."""
     begun = await _begin(context, exchange, request, is_one_body=True)
-    return error_reply(begun) if isinstance(begun, ApiError) else await _whole(context, begun, answer)
+    if isinstance(begun, ApiError):
+        return error_reply(begun)
+    return await _whole(context, begun, answer)
 
 
 async def _begin(
@@ -209,10 +215,8 @@ async def _whole(context: HttpContext, begun: Begun, answer: WholeAnswer) -> Res
                     answer.add(batch)
     except EngineLost as why:
         return error_reply(context.lost(why))
-    result = answer.result()
-    if isinstance(result, ApiError):
-        return error_reply(result)
-    return json_reply(result)
+    body = await trio.to_thread.run_sync(answer.body, limiter=context.large_parses) if answer.is_long else answer.body()
+    return error_reply(body) if isinstance(body, ApiError) else Response(body, content_type=JSON_TYPE)
 
 
 def _streamed(context: HttpContext, begun: Begun, answer: StreamAnswer) -> Response:

@@ -5,6 +5,7 @@ Must not know: what they say.
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Final
 
 from quart import Response
 
@@ -12,9 +13,11 @@ from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.responses import error_object
 
+JSON_TYPE: Final = "application/json"
+
 
 def json_reply(body: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(sse.to_json(body), status=status, headers=dict(headers or {}), content_type="application/json")
+    return Response(sse.to_json(body), status=status, headers=dict(headers or {}), content_type=JSON_TYPE)
 
 
 def error_reply(error: ApiError) -> Response:

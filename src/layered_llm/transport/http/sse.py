@@ -30,7 +30,12 @@ def to_json(value: object) -> bytes:
 
 
 def event(value: object) -> bytes:
-    return b"data: " + to_json(value) + b"\n\n"
+    return framed(to_json(value))
+
+
+def framed(encoded: bytes) -> bytes:
+    """The event of a value that is JSON already."""
+    return b"data: " + encoded + b"\n\n"
 
 
 @attrs.frozen

@@ -14,12 +14,12 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, TokenLogprob
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded
 from layered_llm.transport.http import sse
-from layered_llm.transport.http.answer import Tally, failure
+from layered_llm.transport.http.answer import MOST_LOGPROBS_AT_ONCE, Tally, failure, logprob_count
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native.generate_body import LogprobsAsked
-from layered_llm.transport.http.openai_schema.logprobs import FLOOR
+from layered_llm.transport.http.native.generate_logprobs import GrowingLogprobs
 from layered_llm.transport.http.sources import Batch
 
 Json = dict[str, Any]
@@ -43,10 +43,9 @@ class NativePlan:
 class _Choice:
     id: str
     prompt_tokens: int
+    logprobs: GrowingLogprobs | None
     text: str = ""
     token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[SampledLogprob] = attrs.field(factory=list)
-    prompt_logprobs: list[SampledLogprob] = attrs.field(factory=list)
     finish_reason: FinishReason = FinishReason.RUNNING
     matched_stop: str | int | None = None
     cached_tokens: int | None = None
@@ -55,8 +54,8 @@ class _Choice:
     def add(self, delta: ChoiceDelta) -> None:
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        if self.logprobs is not None:
+            self.logprobs.add(delta.logprobs, delta.prompt_logprobs)
         self.finish_reason, self.matched_stop = delta.finish_reason, delta.matched_stop
 
     @property
@@ -76,27 +75,36 @@ class _Choice:
 
 
 class NativeAnswer:
-    """One answer, sent as it grows (`encode`) or at once (`add`, `result`)."""
+    """One answer, sent as it grows (`encode`) or at once (`add`, `body`)."""
 
     def __init__(self, plan: NativePlan) -> None:
         self._plan = plan
         self._tally = Tally(len(plan.ids), plan.retry_after_s)
         self._choices = [
-            _Choice(public if plan.choices_per_prompt == 1 else f"{public}-{place}", prompt_tokens)
+            _Choice(
+                public if plan.choices_per_prompt == 1 else f"{public}-{place}",
+                prompt_tokens,
+                None if plan.logprobs is None else GrowingLogprobs(plan.logprobs),
+            )
             for public, prompt_tokens in zip(plan.ids, plan.prompt_tokens, strict=True)
             for place in range(plan.choices_per_prompt)
         ]
+        self._logprobs = 0
 
     @property
     def is_complete(self) -> bool:
         return self._tally.is_complete
+
+    @property
+    def is_long(self) -> bool:
+        return self._logprobs > MOST_LOGPROBS_AT_ONCE
 
     def encode(self, batch: Batch) -> bytes:
         """An event for each choice that has news, and the end of the stream when the batch completes it."""
         changed = self.add(batch)
         if self._tally.error is not None:
             return failure(self._tally.error) if self.is_complete else b""
-        return b"".join(sse.event(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
+        return b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
 
     def add(self, batch: Batch) -> Sequence[int]:
         """The indices of the choices that have news, in their order."""
@@ -106,6 +114,7 @@ class NativeAnswer:
             match event:
                 case ChoiceDelta():
                     self._tally.note_delta(event)
+                    self._logprobs += logprob_count(event)
                     self._choices[first + event.choice].add(event)
                     changed.add(first + event.choice)
                 case RequestEnded():
@@ -117,48 +126,31 @@ class NativeAnswer:
                     assert_never(unreachable)
         return sorted(changed)
 
-    def result(self) -> list[Json] | Json | ApiError:
+    def body(self) -> bytes | ApiError:
         """The response body, or why there is none; call it when complete."""
         if self._tally.error is not None:
             return self._tally.error
         told = [self._told(choice) for choice in self._choices]
-        return told if self._plan.is_batch else told[0]
+        return b"[%b]" % b",".join(told) if self._plan.is_batch else told[0]
 
-    def _event(self, index: int) -> Json:
-        told = self._told(self._choices[index])
-        return {**told, "index": index} if self._plan.is_batch else told
+    def _event(self, index: int) -> bytes:
+        return self._told(self._choices[index], **({"index": index} if self._plan.is_batch else {}))
 
-    def _told(self, choice: _Choice) -> Json:
-        return {
-            "text": choice.text,
-            "output_ids": choice.token_ids,
-            "meta_info": {
-                "id": choice.id,
-                "finish_reason": choice.ending,
-                "prompt_tokens": choice.prompt_tokens,
-                "completion_tokens": len(choice.token_ids),
-                "cached_tokens": choice.cached_tokens or 0,
-                **(_logprobs(self._plan.logprobs, choice) if self._plan.logprobs is not None else {}),
-            },
-        }
-
-
-def _logprobs(asked: LogprobsAsked, choice: _Choice) -> Json:
-    """Of each token [logarithm, id, text]; the first token of a prompt has no logarithm, and the text only where asked for."""
-
-    def entry(one: TokenLogprob) -> list[object]:
-        return [max(one.logprob, FLOOR), one.token_id, one.token.decode(errors="replace") if asked.with_text else None]
-
-    told: Json = {"output_token_logprobs": [entry(one) for one in choice.logprobs]}
-    if asked.has_top:
-        told["output_top_logprobs"] = [[entry(top) for top in one.top] for one in choice.logprobs]
-    if asked.prompt_from is None:
-        return told
-    prompt = [entry(one) for one in choice.prompt_logprobs]
-    if prompt:
-        prompt[0][0] = None
-    told["input_token_logprobs"] = prompt[asked.prompt_from :]
-    if asked.has_top:
-        tops = [[entry(top) for top in one.top] or None for one in choice.prompt_logprobs]
-        told["input_top_logprobs"] = tops[asked.prompt_from :]
-    return told
+    def _told(self, choice: _Choice, **place: int) -> bytes:
+        known = {} if choice.logprobs is None else choice.logprobs.members()
+        told = sse.to_json(
+            {
+                **place,
+                "text": choice.text,
+                "output_ids": choice.token_ids,
+                "meta_info": {
+                    "id": choice.id,
+                    "finish_reason": choice.ending,
+                    "prompt_tokens": choice.prompt_tokens,
+                    "completion_tokens": len(choice.token_ids),
+                    "cached_tokens": choice.cached_tokens or 0,
+                },
+            }
+        )
+        # What is encoded already goes between the last member of meta_info, which is the last itself, and the two ends.
+        return told[:-2] + b"".join(b',"%b":%b' % (name.encode(), items) for name, items in known.items()) + told[-2:]

@@ -16,6 +16,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
+from layered_llm.transport.http import sse
 from layered_llm.transport.http.answer import Tally
 from layered_llm.transport.http.api_error import UNAVAILABLE, ApiError
 from layered_llm.transport.http.connection import exchange_of
@@ -64,6 +65,10 @@ class _OneToken:
     def is_complete(self) -> bool:
         return self._tally.is_complete
 
+    @property
+    def is_long(self) -> bool:
+        return False
+
     def add(self, batch: Batch) -> None:
         for _, event in batch:
             if isinstance(event, ChoiceDelta):
@@ -71,5 +76,5 @@ class _OneToken:
             else:
                 self._tally.note_end(event)
 
-    def result(self) -> dict[str, str] | ApiError:
-        return {"status": "ok"} if self._tally.error is None else self._tally.error
+    def body(self) -> bytes | ApiError:
+        return sse.to_json({"status": "ok"}) if self._tally.error is None else self._tally.error

@@ -32,7 +32,7 @@ from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
-from layered_llm.transport.http.replies import error_reply, json_reply
+from layered_llm.transport.http.replies import JSON_TYPE, error_reply, json_reply
 
 PIECE_TOKENS: Final = 4096
 """Some 2 ms of encoding, ids and spellings together."""
@@ -54,7 +54,7 @@ async def tokenize(context: HttpContext) -> Response:
         case ApiError():
             return error_reply(answer)
         case Tokenized():
-            return Response(await _written(context, answer), content_type="application/json")
+            return Response(await _written(context, answer), content_type=JSON_TYPE)
         case _:
             raise InvariantViolated(f"a Tokenize is answered with {type(answer).__name__}")
 

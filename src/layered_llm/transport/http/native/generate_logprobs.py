@@ -1,0 +1,71 @@
+"""The log probabilities of one choice of `/generate`, as they grow.
+
+Must not know: choices, events, where log probabilities come from.
+
+Each token is encoded once: an event of a stream has all of them so far, and to encode these anew for each event would hold up
+the other responses, for longer with each token.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import attrs
+
+from layered_llm.domain.stream import SampledLogprob, TokenLogprob
+from layered_llm.transport.http import sse
+from layered_llm.transport.http.native.generate_body import LogprobsAsked
+from layered_llm.transport.http.openai_schema.logprobs import FLOOR
+
+Tokens: TypeAlias = Sequence[SampledLogprob]
+
+_OUTPUT: Final = ("output_token_logprobs", "output_top_logprobs")
+_INPUT: Final = ("input_token_logprobs", "input_top_logprobs")
+
+
+@attrs.define
+class GrowingLogprobs:
+    """Of each token [logarithm, id, text]; the first token of a prompt has no logarithm, and the text only where asked for."""
+
+    _asked: LogprobsAsked
+    _lists: dict[str, bytearray] = attrs.field(init=False, factory=dict)
+    """The items of each member, encoded."""
+    _pending: list[tuple[Tokens, Tokens]] = attrs.field(init=False, factory=list)
+    """What was added since they were last asked for."""
+
+    def __attrs_post_init__(self) -> None:
+        for kinds in (_OUTPUT, *(() if self._asked.prompt_from is None else (_INPUT,))):
+            self._lists |= {name: bytearray() for name in kinds[: 1 + self._asked.has_top]}
+
+    def add(self, output: Tokens, prompt: Tokens) -> None:
+        """The next tokens of the output; the prompt, where it is told, comes in one piece."""
+        self._pending.append((output, prompt))
+
+    def members(self) -> Mapping[str, bytes]:
+        """By name, each as JSON; to be called in a thread where much was added, as only this takes long."""
+        pending, self._pending = self._pending, []
+        for output, prompt in pending:
+            self._encode(output, prompt)
+        return {name: b"[%b]" % bytes(items) for name, items in self._lists.items()}
+
+    def _encode(self, output: Tokens, prompt: Tokens) -> None:
+        self._add(_OUTPUT, [self._entry(one) for one in output], output)
+        if self._asked.prompt_from is None or not prompt:
+            return
+        entries = [self._entry(one) for one in prompt]
+        entries[0][0] = None
+        self._add(_INPUT, entries[self._asked.prompt_from :], prompt[self._asked.prompt_from :])
+
+    def _add(self, kinds: tuple[str, str], entries: Sequence[object], tokens: Tokens) -> None:
+        own, top = kinds
+        self._append(own, entries)
+        if self._asked.has_top:
+            self._append(top, [[self._entry(one) for one in token.top] or None for token in tokens])
+
+    def _append(self, name: str, items: Sequence[object]) -> None:
+        if items:
+            known = self._lists[name]
+            known += (b"," if known else b"") + sse.to_json(items)[1:-1]
+
+    def _entry(self, one: TokenLogprob) -> list[object]:
+        text = one.token.decode(errors="replace") if self._asked.with_text else None
+        return [max(one.logprob, FLOOR), one.token_id, text]
