@@ -1,5 +1,6 @@
 import functools
 import json
+import logging
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.body_parsing import LARGE_BODY_BYTES, parsed
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.native.generate_body import parse_generate
+from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.fields import (
     MAX_JSON_TEXT_CHARS,
     MAX_VALUES,
@@ -168,3 +170,23 @@ async def test_no_model_name_is_so_long_that_it_would_weigh_on_every_chunk() -> 
 
     assert (400, "model") == (exchange.status, exchange.error()["param"])
     assert "model must have 0 to 1024 characters, got 1025" == exchange.error()["message"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_chat, {"messages": [{"role": "user", "content": "x"}]}),
+        (parse_completion, {"prompt": "x"}),
+        (parse_generate, {"text": "x"}),
+        (parse_tokenize, {"prompt": "x"}),
+        (parse_detokenize, {"tokens": [1]}),
+    ],
+)
+def test_fields_without_effect_are_named_in_the_debug_log_alone(
+    parse: Callable[[bytes], object], body: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        parse(json.dumps(body).encode())
+        parse(json.dumps({**body, "surprise": "secret"}).encode())
+
+    assert [("DEBUG", "fields without effect: ['surprise']")] == [(one.levelname, one.getMessage()) for one in caplog.records]

@@ -207,6 +207,7 @@ async def test_of_the_prompt_nothing_is_told_unless_a_start_is_named() -> None:
         ({"text": "x", "stream": "yes"}, "stream"),
         ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
         ({"text": "x", "rid": ""}, "rid"),
+        ({"prompt": "x", "return_logprob": True}, "return_logprob"),
         ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"prompt": ["x"]}, "prompt"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),

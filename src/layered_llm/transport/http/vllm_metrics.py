@@ -59,7 +59,7 @@ def vllm_lines(sums: Mapping[str, float], gauges: Mapping[str, int], model_name:
     """Lines of the exposition.
 
     Args:
-        sums: our own samples by their full names, as `metrics.summed` gives them; the buckets of a histogram in order.
+        sums: our own samples by their full names, summed over all processes; the buckets of a histogram in order.
         gauges: the scheduler's own.
     """
     labels = f'model_name="{escaped(model_name)}",engine="{_ENGINE}"'

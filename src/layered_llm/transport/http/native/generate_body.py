@@ -16,8 +16,8 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.native.bodies import checked
 from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.bodies import checked
 from layered_llm.transport.http.openai_schema.body_fields import (
     MAX_REQUEST_ID_CHARS,
     PLACEMENT,
@@ -194,7 +194,7 @@ class NativeRequest:
 
 def parse_generate(body: bytes) -> NativeRequest | ApiError:
     """The request in `body`, or why it is none."""
-    return checked(body, _request)
+    return checked(body, _request, GENERATE)
 
 
 def _request(fields: read.JsonObject) -> NativeRequest:
@@ -244,8 +244,9 @@ def _logprobs(given: Mapping[str, Any]) -> LogprobsAsked | None:
 
 
 def _mini_params(given: Mapping[str, Any]) -> SamplingParams:
-    if "sampling_params" in given:
-        raise ParameterError("sampling_params", "sampling_params go with text or input_ids, not with prompt")
+    for name in ("sampling_params", "return_logprob"):
+        if given.get(name, False) is not False:
+            raise ParameterError(name, f"{name} goes with text or input_ids, not with prompt")
     return SamplingParams(
         max_tokens=given.get("max_tokens", DEFAULT_MINI_TOKENS), ignore_eos=given.get("ignore_eos", False), temperature=0.0
     )

@@ -14,8 +14,8 @@ from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.native.bodies import checked
 from layered_llm.transport.http.openai_schema import fields as read
+from layered_llm.transport.http.openai_schema.bodies import checked
 from layered_llm.transport.http.openai_schema.body_fields import MODEL, Field, boolean, read_all, string
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
@@ -76,12 +76,12 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest | ApiError:
     """The request in `body`, or why it is none."""
-    return checked(body, _tokenize)
+    return checked(body, _tokenize, TOKENIZE)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
     """The request in `body`, or why it is none."""
-    return checked(body, _detokenize)
+    return checked(body, _detokenize, DETOKENIZE)
 
 
 def _tokenize(fields: read.JsonObject) -> TokenizeRequest:

@@ -6,8 +6,7 @@ Rules: null is absent, unknown fields are ignored, a value of the wrong type or 
 field and the limit, and what would change the output but is not supported is refused.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -16,9 +15,10 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt, Rendering
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
-from layered_llm.transport.http.api_error import ApiError, bad_parameter, bad_request
+from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.body_fields import Field, read_all
+from layered_llm.transport.http.openai_schema.bodies import checked
+from layered_llm.transport.http.openai_schema.body_fields import read_all
 from layered_llm.transport.http.openai_schema.endpoint_fields import (
     CHAT,
     COMPLETIONS,
@@ -42,8 +42,6 @@ _ALIKE: Final = (
     "presence_penalty", "repetition_penalty", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
 )  # fmt: skip
 """Fields that SamplingParams has by the same name; it has the defaults."""
-
-logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
@@ -87,39 +85,12 @@ GenerationRequest = ChatRequest | CompletionRequest
 
 def parse_chat(body: bytes) -> ChatRequest | ApiError:
     """The chat request in `body`, or why it is none."""
-    try:
-        fields = read.decode_object(body)
-        _log_ignored(fields, CHAT)
-        refuse_unsupported_chat_fields(fields)
-        given = read_all(CHAT, fields)
-        told = told_by_chat(given)
-        params = _params(given, told, default_max_tokens=None)
-        return ChatRequest(prompt=chat_prompt(given), params=params, told=told, **_delivery(given))
-    except read.MalformedBody as error:
-        return bad_request(str(error), code="invalid_json")
-    except ParameterError as error:
-        return bad_parameter(error)
+    return checked(body, _chat, CHAT)
 
 
 def parse_completion(body: bytes) -> CompletionRequest | ApiError:
     """The completions request in `body`, or why it is none."""
-    try:
-        fields = read.decode_object(body)
-        _log_ignored(fields, COMPLETIONS)
-        refuse_unsupported_completion_fields(fields)
-        given = read_all(COMPLETIONS, fields)
-        told = told_by_completion(given)
-        params = _params(given, told, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
-        return CompletionRequest(prompts=_prompts(given, params.n), params=params, told=told, **_delivery(given))
-    except read.MalformedBody as error:
-        return bad_request(str(error), code="invalid_json")
-    except ParameterError as error:
-        return bad_parameter(error)
-
-
-def _log_ignored(fields: read.JsonObject, table: Sequence[Field]) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("fields without effect: %s", sorted(set(fields) - {field.name for field in table}))
+    return checked(body, _completion, COMPLETIONS)
 
 
 def chat_prompt(given: Mapping[str, Any]) -> Prompt:
@@ -138,6 +109,22 @@ def chat_prompt(given: Mapping[str, Any]) -> Prompt:
         variables=template_variables(given),
     )
     return _bounded(Prompt.of_chat(messages, rendering), given)
+
+
+def _chat(fields: read.JsonObject) -> ChatRequest:
+    refuse_unsupported_chat_fields(fields)
+    given = read_all(CHAT, fields)
+    told = told_by_chat(given)
+    params = _params(given, told, default_max_tokens=None)
+    return ChatRequest(prompt=chat_prompt(given), params=params, told=told, **_delivery(given))
+
+
+def _completion(fields: read.JsonObject) -> CompletionRequest:
+    refuse_unsupported_completion_fields(fields)
+    given = read_all(COMPLETIONS, fields)
+    told = told_by_completion(given)
+    params = _params(given, told, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+    return CompletionRequest(prompts=_prompts(given, params.n), params=params, told=told, **_delivery(given))
 
 
 def _prompts(given: Mapping[str, Any], n: int) -> tuple[Prompt, ...]:
