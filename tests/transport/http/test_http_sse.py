@@ -23,3 +23,22 @@ def test_no_text_escapes_from_its_event(text: str) -> None:
 
     assert 1 == data.count(b"\n\n")
     assert worded(text) == json.loads(data.removeprefix(b"data: "))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(deadline=None, derandomize=True)
+@given(JSON)
+def test_pieces_add_up_to_what_is_encoded_at_once(value: object) -> None:
+    assert sse.to_json(value) == sse.to_json_in_pieces(value)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 128, 129])
+def test_a_long_list_is_cut_between_its_items(count: int) -> None:
+    value = {"choices": [{"tokens": [[place, {"a,b": "]"}] for place in range(count)]}]}
+
+    assert sse.to_json(value) == sse.to_json_in_pieces(value)

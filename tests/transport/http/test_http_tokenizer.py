@@ -13,7 +13,7 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost
-from layered_llm.transport.http.native.tokenizer import PIECE_TOKENS
+from layered_llm.transport.http.native.tokenizer import MOST_TOKENS_AT_ONCE
 from support.http_client import MESSAGES, Call, application, get, post
 from support.http_engine import READY, FakeEngine, telling
 
@@ -47,7 +47,7 @@ async def test_spellings_are_told_when_asked_for() -> None:
     assert ["a", "Ġb"] == exchange.json()["token_strs"]
 
 
-@pytest.mark.parametrize("count", [PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
+@pytest.mark.parametrize("count", [MOST_TOKENS_AT_ONCE, MOST_TOKENS_AT_ONCE + 1, 3 * MOST_TOKENS_AT_ONCE])
 async def test_many_tokens_are_told_in_their_order(count: int) -> None:
     spellings = tuple(f'"{token}' for token in range(count))
 

@@ -276,7 +276,9 @@ class WholeAnswer:
     def body(self) -> bytes | ApiError:
         """The encoded `result`."""
         result = self.result()
-        return result if isinstance(result, ApiError) else sse.to_json(result)
+        if isinstance(result, ApiError):
+            return result
+        return sse.to_json_in_pieces(result) if self.is_long else sse.to_json(result)
 
     def result(self) -> Json | ApiError:
         """The response's object, or why there is none; call it when complete."""

@@ -4,7 +4,7 @@ Must not know: JSON names of a request, tokenizers.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -34,7 +34,7 @@ from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply, json_reply
 
-PIECE_TOKENS: Final = 4096
+MOST_TOKENS_AT_ONCE: Final = 4096
 """Some 2 ms of encoding, ids and spellings together."""
 
 
@@ -96,25 +96,21 @@ async def _written(context: HttpContext, answer: Tokenized) -> bytes:
     """The body, of many tokens in a thread and piece by piece: the encoder lets nobody in between."""
     limits = context.engine.status().limits
     context_tokens = None if limits is None else limits.context_tokens
-    if rows("i", answer.token_ids) <= PIECE_TOKENS:
+    if rows("i", answer.token_ids) <= MOST_TOKENS_AT_ONCE:
         return _tokenized(context_tokens, answer)
     return await trio.to_thread.run_sync(_tokenized, context_tokens, answer, limiter=context.large_parses)
 
 
 def _tokenized(context_tokens: int | None, answer: Tokenized) -> bytes:
     tokens, spellings = unpack_i32(answer.token_ids).tolist(), answer.spellings
-    members = {
-        "count": sse.to_json(len(tokens)),
-        "max_model_len": sse.to_json(context_tokens),
-        "tokens": _list(tokens),
-        "token_strs": sse.to_json(None) if spellings is None else _list(spellings),
-    }
-    return b"{" + b",".join(sse.to_json(name) + b":" + value for name, value in members.items()) + b"}"
-
-
-def _list(values: Sequence[object]) -> bytes:
-    pieces = (sse.to_json(values[first : first + PIECE_TOKENS])[1:-1] for first in range(0, len(values), PIECE_TOKENS))
-    return b"[" + b",".join(pieces) + b"]"
+    return sse.to_json_in_pieces(
+        {
+            "count": len(tokens),
+            "max_model_len": context_tokens,
+            "tokens": tokens,
+            "token_strs": None if spellings is None else list(spellings),
+        }
+    )
 
 
 async def _answer(
