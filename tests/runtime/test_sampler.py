@@ -5,7 +5,7 @@ import torch
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.sampler import sample_tokens
+from layered_llm.runtime.sampler import best_tokens, sample_tokens
 from support.runtime_driver import greedy, sampling
 
 
@@ -26,6 +26,22 @@ def chi_square(tokens: list[int], probabilities: list[float]) -> float:
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     assert [2, 0] == sample_tokens(torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 1.0]]), [row(greedy())] * 2).tolist()
+
+
+@pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
+def test_a_row_without_a_finite_maximum_is_refused(fault: float) -> None:
+    logits = np.zeros((2, 100), np.float32)
+    logits[1, 50:] = fault
+    logits[1, :50] = -np.inf if fault < 0 else 1e30
+    with pytest.raises(DeviceError, match="not finite"):
+        best_tokens(logits)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 131, 49152])
+def test_the_best_token_is_torchs(columns: int) -> None:
+    """Among few values, so that most rows have ties."""
+    logits = np.random.default_rng(columns).integers(-3, 4, (40, columns)).astype(np.float32)
+    assert torch.from_numpy(logits).max(dim=-1).indices.tolist() == best_tokens(logits).tolist()
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:

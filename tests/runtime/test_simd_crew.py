@@ -29,9 +29,11 @@ def head_logits(crew: Crew, x: Float32s, rounds: int) -> list[bytes]:
     rng = np.random.default_rng(0)
     matrix = random_matrix(rng, WeightFormat.Q8_0, 1003, x.shape[1])
     tasks, norm, logits = tasks_of(matrix), np.ones(x.shape[1], np.float32), np.empty((len(x), matrix.rows), np.float32)
+    places = np.arange(len(x))
     normed, scratch = np.empty_like(x), np.empty((crew.threads, 24 * x.shape[1]), np.float32)
     values = {
-        Word.TOKENS: len(x),
+        Word.HEAD_TOKENS: len(x),
+        Word.HEAD_PLACES: address_of(places),
         Word.HIDDEN: x.shape[1],
         Word.X: address_of(x),
         Word.NORMED: address_of(normed),

@@ -127,6 +127,24 @@ def test_seeded_output_survives_preemption_and_batch_mates(checkpoint: Any) -> N
     assert [alone, alone[5:]] == [together, driver.run()[3]]
 
 
+@pytest.mark.parametrize("kernels", ["simd", "torch"])
+def test_a_greedy_choice_has_the_same_output_beside_one_that_is_drawn(kernels: str, checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    prompts = prompts_of(9, 4)
+    alone = generate(open_cpu(directory, kernels=kernels), prompts[:1], output_tokens=8)[0]
+    params = [greedy(), sampling(seed=5)]
+    assert alone == generate(open_cpu(directory, kernels=kernels), prompts, output_tokens=8, params=params)[0]
+
+
+def test_a_slot_is_sampled_as_its_last_choice_asks(checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    (prompt,) = prompts_of(9)
+    device = open_cpu(directory)
+    (free,) = generate(device, [prompt], output_tokens=4)
+    (biased,) = generate(device, [prompt], output_tokens=4, params=[sampling(temperature=0.0, biases={7: 1e4})])
+    assert ([7] * 4, free) == (biased, generate(device, [prompt], output_tokens=4)[0])
+
+
 def test_choices_of_one_seed_differ(checkpoint: Any) -> None:
     directory, _ = checkpoint("llama")
     driver = Driver(open_cpu(directory), 100)
@@ -162,7 +180,7 @@ def test_logits_that_are_not_finite_are_a_device_error(tmp_path: Path) -> None:
 
 def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -> None:
     class Failing(Recorder):
-        def hidden(self, *_: Any) -> torch.Tensor:
+        def sampled_logits(self, *_: Any) -> Any:
             raise torch.OutOfMemoryError("no memory left\nframe 1\nframe 2")
 
     device = open_cpu(checkpoint("llama")[0])

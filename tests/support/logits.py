@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_device import TorchDevice
 from support.runtime_driver import generate
@@ -23,6 +24,11 @@ class Recorder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._model.logits(hidden)
         self.logits_seen.append(logits.clone())
+        return logits
+
+    def sampled_logits(self, *arguments: Any) -> Float32s:
+        logits = self._model.sampled_logits(*arguments)
+        self.logits_seen.append(torch.from_numpy(logits).clone())
         return logits
 
 

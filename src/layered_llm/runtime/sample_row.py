@@ -1,4 +1,4 @@
-"""What one row of logits is sampled with.
+"""What one row of logits is sampled with, and whether that is more than taking the best.
 
 Must not know: slots, steps, tensors.
 """
@@ -24,3 +24,15 @@ class SampleRow:
     @property
     def is_greedy(self) -> bool:
         return self.sampling.temperature < GREEDY_TEMPERATURE
+
+
+def takes_best(sampling: TokenSampling) -> bool:
+    """Whether every token of such a choice is the likeliest by the model's own logits, and nothing is told about it."""
+    changes = (
+        sampling.biased_ids,
+        sampling.min_tokens,
+        sampling.repetition_penalty != 1.0,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+    return sampling.temperature < GREEDY_TEMPERATURE and sampling.logprobs is None and not any(changes)

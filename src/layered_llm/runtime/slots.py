@@ -37,6 +37,8 @@ class StepRows:
     """`starts + counts`: the tokens that the row attends to at its last position."""
     sampled: Int64s
     """Indices of the rows that sample, ascending."""
+    last_tokens: Int64s
+    """Of each sampled row, the place of its last token among all tokens of the step."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -90,7 +92,7 @@ class SlotTable:
     def append_all(self, slots: Int64s, token_ids: Int32s) -> None:
         """Adds one sampled token to the output of each of `slots`, which are distinct and open."""
         known = self._known_tokens[slots]
-        if (known >= self._tokens.shape[1]).any():
+        if known.max(initial=0) >= self._tokens.shape[1]:
             raise InvariantViolated("a token is appended beyond the context")
         self._tokens[slots, known] = token_ids
         self._known_tokens[slots] = known + 1
@@ -101,11 +103,13 @@ class SlotTable:
 
     def flatten(self, rows: StepRows) -> FlatTokens:
         """The tokens that `rows` compute, with their positions and cells."""
-        ends = np.cumsum(rows.counts)
-        slots = np.repeat(rows.slots, rows.counts)
-        positions = np.arange(slots.size) + np.repeat(rows.starts - (ends - rows.counts), rows.counts)
-        page_size = self._limits.page_size_tokens
-        cells = self._pages[slots, positions // page_size].astype(np.int64) * page_size + positions % page_size
+        slots, positions = rows.slots, rows.starts
+        if rows.counts.max(initial=1) > 1:
+            slots = np.repeat(rows.slots, rows.counts)
+            firsts = np.cumsum(rows.counts) - rows.counts
+            positions = np.arange(slots.size) + np.repeat(rows.starts - firsts, rows.counts)
+        pages, offsets = np.divmod(positions, self._limits.page_size_tokens)
+        cells = self._pages[slots, pages].astype(np.int64) * self._limits.page_size_tokens + offsets
         return FlatTokens(token_ids=self._tokens[slots, positions].astype(np.int64), positions=positions, cells=cells)
 
     def page_table(self, slot: int, tokens: int) -> Int32s:
@@ -220,24 +224,29 @@ class SlotTable:
     def _checked_rows(self, step: ExecuteStep) -> StepRows:
         slots, starts = _column(step.slots).astype(np.int64), _column(step.starts).astype(np.int64)
         counts, samples = _column(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
-        if ((slots < 0) | (slots >= self._limits.slots)).any() or not self._is_open[slots].all():
+        if slots.size and not (slots.min() >= 0 and slots.max() < self._limits.slots and self._is_open[slots].all()):
             raise InvariantViolated(f"a row names a slot that is not open: {slots.tolist()}")
-        if np.unique(slots).size != slots.size:
+        if len(set(slots.tolist())) != slots.size:
             raise InvariantViolated(f"a slot has two rows in one step: {slots.tolist()}")
         ends = starts + counts
+        self._check_rows(slots, starts, ends, samples != 0)
+        sampled = np.flatnonzero(samples)
+        last_tokens = (np.cumsum(counts) - 1)[sampled]
+        return StepRows(slots=slots, starts=starts, counts=counts, ends=ends, sampled=sampled, last_tokens=last_tokens)
+
+    def _check_rows(self, slots: Int64s, starts: Int64s, ends: Int64s, samples: NDArray[np.bool_]) -> None:
         known = self._known_tokens[slots]
         faults = (
-            ("has no tokens", counts < 1),
+            ("has no tokens", ends <= starts),
             ("does not start where its computed tokens end", self._is_gap(slots, starts)),
             ("goes beyond its known tokens", ends > known),
             ("goes beyond the context", ends > self._limits.context_tokens),
             ("goes beyond its page table", ends > self._page_counts[slots] * self._limits.page_size_tokens),
-            ("samples before its last known token", (samples != 0) & (ends != known)),
+            ("samples before its last known token", samples & (ends != known)),
         )
         for fault, is_faulty in faults:
             if is_faulty.any():
                 raise InvariantViolated(self._describe(fault, int(is_faulty.argmax()), slots, starts, ends))
-        return StepRows(slots=slots, starts=starts, counts=counts, ends=ends, sampled=np.flatnonzero(samples))
 
     def _is_gap(self, slots: Int64s, starts: Int64s) -> NDArray[np.bool_]:
         """A row continues its slot; the first one, and one behind replaced pages, may skip what the pages already hold."""

@@ -31,6 +31,12 @@ class TorchDecoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)
 
+    @torch.inference_mode()
+    def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+        hidden = self.hidden(slots, rows, tokens).index_select(0, torch.from_numpy(rows.last_tokens))
+        logits: Float32s = self.logits(hidden).numpy()
+        return logits
+
 
 def expand_model(weights: DecoderWeights) -> CausalLm:
     """The model with all weights as fp32, in memory of its own."""

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
-from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.sampler import sample_tokens
-from layered_llm.runtime.slots import Int64s, SlotTable, StepRows
+from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.sample_row import SampleRow, takes_best
+from layered_llm.runtime.sampler import best_tokens, sample_tokens
+from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
 from layered_llm.runtime.step_model import StepModel
 
 
@@ -37,6 +39,8 @@ class TorchDevice:
         self._limits = limits
         self._now_us = now_us
         self._slots = SlotTable(limits)
+        self._takes_best: NDArray[np.bool_] = np.zeros(limits.slots, np.bool_)
+        """Of each slot: such choices need no objects and no torch."""
 
     @property
     def limits(self) -> RuntimeLimits:
@@ -46,6 +50,8 @@ class TorchDevice:
         """Raises DeviceError where torch fails, and InvariantViolated for a step that contradicts the slots' state."""
         started_us = self._now_us()
         rows = self._slots.apply(step)
+        for opening in step.opened:
+            self._takes_best[opening.slot] = takes_best(opening.sampling)
         try:
             sampled = self._run(rows) if rows.slots.size else _Sampled()
         except (RuntimeError, MemoryError) as error:
@@ -59,17 +65,23 @@ class TorchDevice:
             prompt_logprobs=sampled.prompt_logprobs,
         )
 
-    @torch.inference_mode()
     def _run(self, rows: StepRows) -> _Sampled:
         tokens = self._slots.flatten(rows)
+        if self._slots.tells_prompts or not rows.sampled.size:
+            return self._run_in_parts(rows, tokens)
+        logits = self._model.sampled_logits(self._slots, rows, tokens)
+        return self._sample(logits, rows.slots[rows.sampled])
+
+    @torch.inference_mode()
+    def _run_in_parts(self, rows: StepRows, tokens: FlatTokens) -> _Sampled:
+        """Where more than the sampled tokens is asked of the layers' result, or nothing."""
         hidden = self._model.hidden(self._slots, rows, tokens)
         told = list(self._prompt_logprobs(rows, hidden)) if self._slots.tells_prompts else []
         prompt_logprobs = PromptLogprobs.of(told)
         if not rows.sampled.size:
             return _Sampled(prompt_logprobs=prompt_logprobs)
-        last_tokens = torch.from_numpy((np.cumsum(rows.counts) - 1)[rows.sampled])
-        logits = self._model.logits(hidden.index_select(0, last_tokens))
-        return attrs.evolve(self._sample(logits, rows.slots[rows.sampled]), prompt_logprobs=prompt_logprobs)
+        logits = self._model.logits(hidden.index_select(0, torch.from_numpy(rows.last_tokens)))
+        return attrs.evolve(self._sample(logits.numpy(), rows.slots[rows.sampled]), prompt_logprobs=prompt_logprobs)
 
     def _prompt_logprobs(self, rows: StepRows, hidden: torch.Tensor) -> Iterator[LogprobColumns | None]:
         """What each row tells of its prompt: the tokens behind those that it computes."""
@@ -86,7 +98,15 @@ class TorchDevice:
             told = following_logprobs(hidden[first : first + len(following)], following, top, self._model.logits)
             yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
-    def _sample(self, logits: torch.Tensor, slots: Int64s) -> _Sampled:
+    def _sample(self, logits: Float32s, slots: Int64s) -> _Sampled:
+        if not self._takes_best[slots].all():
+            return self._sample_rows(torch.from_numpy(logits), slots)
+        token_ids = best_tokens(logits).astype(np.int32)
+        self._slots.append_all(slots, token_ids)
+        return _Sampled(token_ids=token_ids.tobytes())
+
+    @torch.inference_mode()
+    def _sample_rows(self, logits: torch.Tensor, slots: Int64s) -> _Sampled:
         rows = [
             SampleRow(
                 sampling=self._slots.sampling(slot),

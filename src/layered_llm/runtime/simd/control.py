@@ -64,6 +64,9 @@ class Word(enum.IntEnum):
     SINES = enum.auto()
     ITEMS = enum.auto()
     ITEM_COUNT = enum.auto()
+    HEAD_PLACES = enum.auto()
+    """int64 [head tokens]: which rows of the residual stream the head is for."""
+    HEAD_TOKENS = enum.auto()
 
     X = enum.auto()
     """fp32 [tokens, hidden]: the residual stream."""
@@ -80,7 +83,7 @@ class Word(enum.IntEnum):
     ACTIVATED = enum.auto()
     """fp32 [tokens, intermediate]."""
     LOGITS = enum.auto()
-    """fp32 [tokens, vocabulary]."""
+    """fp32 [head tokens, vocabulary]."""
     SCRATCH = enum.auto()
     """Each thread's own part is `SCRATCH_BYTES` behind that of the thread before."""
     SCRATCH_BYTES = enum.auto()
@@ -139,4 +142,6 @@ class Command(enum.IntEnum):
     LAYERS = 1
     """From token ids to the residual stream behind the last layer."""
     HEAD = 2
-    """From the residual stream to logits."""
+    """From rows of the residual stream to their logits."""
+    STEP = 3
+    """Both, one behind the other: the threads are woken once."""

@@ -20,9 +20,9 @@ from layered_llm.runtime.simd.attention import scratch_bytes
 from layered_llm.runtime.simd.control import MAX_TASK_ROWS, Command, ItemWord, Word
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.kv_pool import KvPool
-from layered_llm.runtime.simd.memory_blocks import GrowingBuffer, address_of
+from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of
 from layered_llm.runtime.simd.tasks import ModelTables, task_rows
-from layered_llm.runtime.slots import FlatTokens, SlotTable, StepRows
+from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
 
 _ITEM_QUERIES: Final = 48
 """Queries of an attention item, at least one token's: their sums and scores stay in a core's first cache."""
@@ -40,47 +40,71 @@ class SimdDecoder:
         self._crew = crew
         self._tables = ModelTables.of(weights)
         self._rotations = RotationTable(config)
-        self._buffers = {word: GrowingBuffer(columns) for word, columns in _buffer_columns(config).items()}
+        columns = _token_columns(config)
+        self._token_words = tuple(columns)
+        self._token_buffers = GrowingBuffers(tuple(columns.values()))
+        self._logits = GrowingBuffers((config.vocabulary_size,))
         self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._items: Int64s = np.zeros(0, np.int64)
+        self._places: Int64s = np.zeros(0, np.int64)
         self._block_tokens = max(1, _ITEM_QUERIES // (config.heads // config.kv_heads))
         self._set_model_words()
 
     def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
         """Runs all tokens of a step, storing their keys and values: fp32 [tokens, hidden], not yet normalised."""
-        control, count = self._crew.control, len(tokens.token_ids)
-        names = (Word.X, Word.ADDED, Word.NORMED, Word.QKV, Word.QUERIES, Word.ATTENDED, Word.ACTIVATED)
-        x = self._set_buffers(names, count)[0]
-        items = attention_items(slots, rows, self._block_tokens)
-        self._set_rotations(int(rows.ends.max()))
-        control[Word.TOKEN_IDS] = address_of(tokens.token_ids)
-        control[Word.POSITIONS] = address_of(tokens.positions)
-        control[Word.CELLS] = address_of(tokens.cells)
-        control[Word.ITEMS] = address_of(items)
-        control[Word.ITEM_COUNT] = len(items)
+        x = self._set_step(slots, rows, tokens)
         self._crew.carry_out(Command.LAYERS)
         return torch.from_numpy(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocabulary] of rows that `hidden` returned."""
-        control, count = self._crew.control, len(hidden)
         kept = hidden.contiguous()
-        logits = self._set_buffers((Word.LOGITS, Word.NORMED), count)[0]
-        control[Word.X] = kept.data_ptr()
+        self._hold_tokens(len(kept))
+        logits = self._set_head(np.arange(len(kept)))
+        self._crew.control[Word.X] = kept.data_ptr()
         self._crew.carry_out(Command.HEAD)
         return torch.from_numpy(logits)
+
+    def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+        """[sampled rows, vocabulary]; the threads are woken once for layers and head."""
+        self._set_step(slots, rows, tokens)
+        logits = self._set_head(rows.last_tokens)
+        self._crew.carry_out(Command.STEP)
+        return logits
 
     def close(self) -> None:
         """Ends the threads."""
         self._crew.close()
 
-    def _set_buffers(self, names: tuple[Word, ...], tokens: int) -> list[Float32s]:
-        control = self._crew.control
-        arrays = [self._buffers[name].rows(tokens) for name in names]
-        for name, array in zip(names, arrays, strict=True):
-            control[name] = address_of(array)
-        control[Word.TOKENS] = tokens
-        self._set_scratch(tokens)
-        return arrays
+    def _set_step(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+        """The residual stream of the step's tokens, [tokens, hidden]."""
+        control, count = self._crew.control, len(tokens.token_ids)
+        self._hold_tokens(count)
+        self._set_rotations(int(rows.ends.max()))
+        x, self._items = self._token_buffers.matrices[0], attention_items(slots, rows, self._block_tokens)
+        control[Word.X] = address_of(x)
+        control[Word.TOKENS] = count
+        control[Word.TOKEN_IDS] = address_of(tokens.token_ids)
+        control[Word.POSITIONS] = address_of(tokens.positions)
+        control[Word.CELLS] = address_of(tokens.cells)
+        control[Word.ITEMS] = address_of(self._items)
+        control[Word.ITEM_COUNT] = len(self._items)
+        return x[:count]
+
+    def _set_head(self, places: Int64s) -> Float32s:
+        """Where the logits of the tokens at `places` will be, [places, vocabulary]."""
+        control, self._places = self._crew.control, places
+        if self._logits.hold(len(places)):
+            control[Word.LOGITS] = address_of(self._logits.matrices[0])
+        control[Word.HEAD_PLACES] = address_of(places)
+        control[Word.HEAD_TOKENS] = len(places)
+        return self._logits.matrices[0][: len(places)]
+
+    def _hold_tokens(self, tokens: int) -> None:
+        if self._token_buffers.hold(tokens):
+            for word, matrix in zip(self._token_words, self._token_buffers.matrices, strict=True):
+                self._crew.control[word] = address_of(matrix)
+            self._set_scratch(self._token_buffers.rows)
 
     def _set_scratch(self, tokens: int) -> None:
         """Room for each thread: a task's rows as fp32 and a gate task's results, or an attention item."""
@@ -129,21 +153,28 @@ class SimdDecoder:
             self._crew.control[word] = value
 
 
-def attention_items(slots: SlotTable, rows: StepRows, block_tokens: int) -> NDArray[np.int64]:
+def attention_items(slots: SlotTable, rows: StepRows, block_tokens: int) -> Int64s:
     """Rows of `ItemWord`s: each row of the step in blocks of so many tokens, those with the most positions first."""
-    blocks = -(-rows.counts // block_tokens)
-    owner = np.repeat(np.arange(rows.slots.size), blocks)
-    offsets = (np.arange(owner.size) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block_tokens
+    owner, offsets = _blocks(rows, block_tokens)
+    counts, ends = rows.counts[owner], np.cumsum(rows.counts)[owner]
     items = np.empty((owner.size, len(ItemWord)), np.int64)
     items[:, ItemWord.PAGE_TABLE] = slots.page_table_addresses(rows.slots)[owner]
-    items[:, ItemWord.FIRST] = (np.cumsum(rows.counts) - rows.counts)[owner] + offsets
-    items[:, ItemWord.COUNT] = np.minimum(block_tokens, rows.counts[owner] - offsets)
+    items[:, ItemWord.FIRST] = ends - counts + offsets
+    items[:, ItemWord.COUNT] = np.minimum(block_tokens, counts - offsets)
     items[:, ItemWord.START] = rows.starts[owner] + offsets
     work = (items[:, ItemWord.START] + items[:, ItemWord.COUNT]) * items[:, ItemWord.COUNT]
     return items[np.argsort(-work, kind="stable")]
 
 
-def _buffer_columns(config: ModelConfig) -> dict[Word, int]:
+def _blocks(rows: StepRows, block_tokens: int) -> tuple[Int64s, Int64s]:
+    """Each block's row, and its first token's place in that row."""
+    blocks = -(-rows.counts // block_tokens)
+    owner = np.repeat(np.arange(rows.slots.size), blocks)
+    return owner, (np.arange(owner.size) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block_tokens
+
+
+def _token_columns(config: ModelConfig) -> dict[Word, int]:
+    """Of what a step holds of each token; the residual stream is the first."""
     return {
         Word.X: config.hidden_size,
         Word.ADDED: config.hidden_size,
@@ -152,7 +183,6 @@ def _buffer_columns(config: ModelConfig) -> dict[Word, int]:
         Word.QUERIES: config.query_size,
         Word.ATTENDED: config.query_size,
         Word.ACTIVATED: config.intermediate_size,
-        Word.LOGITS: config.vocabulary_size,
     }
 
 

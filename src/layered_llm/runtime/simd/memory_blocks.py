@@ -3,6 +3,7 @@
 Must not know: what it holds.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -27,18 +28,32 @@ def aligned_words(count: int) -> NDArray[np.int64]:
 
 
 @attrs.define(eq=False)
-class GrowingBuffer:
-    """Fp32 numbers [rows, columns]; it grows to the most rows that were asked for, by at least a half, and never shrinks."""
+class GrowingBuffers:
+    """Matrices of fp32 numbers with as many rows each. They grow together, by at least a half, and never shrink."""
 
-    _columns: int
-    _numbers: NDArray[np.float32] = attrs.field(init=False)
+    _columns: Sequence[int]
+    _rows: int = 0
+    _matrices: Sequence[NDArray[np.float32]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._numbers = np.empty((0, self._columns), np.float32)
+        self._matrices = self._allocated()
 
-    def rows(self, count: int) -> NDArray[np.float32]:
-        """Its first `count` rows, with whatever they hold; views given earlier may be of older memory."""
-        held = len(self._numbers)
-        if count > held:
-            self._numbers = np.empty((max(count, held + held // 2), self._columns), np.float32)
-        return self._numbers[:count]
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    @property
+    def matrices(self) -> Sequence[NDArray[np.float32]]:
+        """[rows, columns] each, with whatever they hold."""
+        return self._matrices
+
+    def hold(self, rows: int) -> bool:
+        """Makes room for so many rows. True where the matrices are others from now on."""
+        if rows <= self._rows:
+            return False
+        self._rows = max(rows, self._rows + self._rows // 2)
+        self._matrices = self._allocated()
+        return True
+
+    def _allocated(self) -> Sequence[NDArray[np.float32]]:
+        return tuple(np.empty((self._rows, columns), np.float32) for columns in self._columns)

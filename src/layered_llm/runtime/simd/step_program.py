@@ -94,7 +94,16 @@ def define_program(module: CodeModule, *, registers: int) -> None:
     layers, head = _define_layers(module, phases), _define_head(module, phases)
 
     def carry_out(k: Emitter, control: Int, scratch: Int) -> None:
-        cases = [(Command.LAYERS, lambda: layers(control, scratch)), (Command.HEAD, lambda: head(control, scratch))]
+        def step() -> None:
+            layers(control, scratch)
+            emit_barrier(module, k, control)
+            head(control, scratch)
+
+        cases = [
+            (Command.LAYERS, lambda: layers(control, scratch)),
+            (Command.HEAD, lambda: head(control, scratch)),
+            (Command.STEP, step),
+        ]
         k.choose(word(k, control, Word.COMMAND), cases)
         emit_barrier(module, k, control)
 
@@ -174,8 +183,10 @@ class Phases:
     """control"""
     norm: Function
     """control, added (0: nothing), weight"""
+    final_norm: Function
+    """control: of the tokens that the head is for."""
     linear: Function
-    """control, tasks, count, x, columns, y, outputs, scratch"""
+    """control, tokens, tasks, count, x, columns, y, outputs, scratch"""
     rotate: Function
     """control, layer row, KV address of the layer, scratch"""
     attend: Function
@@ -190,7 +201,8 @@ def _define_phases(module: CodeModule, kernels: Kernels) -> Phases:
     return Phases(
         embed=module.function("phase_embed", lambda k, control: _embed(Words(k, control), kernels), 1),
         norm=module.function("phase_norm", lambda k, control, *rest: _norm(Words(k, control), kernels, *rest), 3),
-        linear=module.function("phase_linear", lambda k, control, *rest: _linear(Words(k, control), kernels, *rest), 8),
+        final_norm=module.function("phase_final_norm", lambda k, control: _final_norm(Words(k, control), kernels), 1),
+        linear=module.function("phase_linear", lambda k, control, *rest: _linear(Words(k, control), kernels, *rest), 9),
         rotate=module.function("phase_rotate", lambda k, control, *rest: _rotate(Words(k, control), kernels, *rest), 4),
         attend=module.function("phase_attend", lambda k, control, *rest: _attend(Words(k, control), kernels, *rest), 3),
         gate_up=module.function("phase_gate_up", lambda k, control, *rest: _gate_up(Words(k, control), kernels, *rest), 4),
@@ -218,19 +230,29 @@ def _norm(words: Words, kernels: Kernels, added: Int, weight: Int) -> None:
         kernels.add_norm(x, onto, weight, normed, words[Word.HIDDEN], words.address(Word.NORM_EPS))
 
 
+def _final_norm(words: Words, kernels: Kernels) -> None:
+    k = words.emitter
+    row_bytes = words[Word.HIDDEN] * F32_BYTES
+    with shared_work(k, words.control, words[Word.HEAD_TOKENS]) as number:
+        place = k.load_int(words[Word.HEAD_PLACES] + number * WORD_BYTES)
+        x, normed = words[Word.X] + place * row_bytes, words[Word.NORMED] + number * row_bytes
+        kernels.add_norm(x, 0, words[Word.FINAL_NORM], normed, words[Word.HIDDEN], words.address(Word.NORM_EPS))
+
+
 def _linear(words: Words, kernels: Kernels, *arguments: Int) -> None:
-    tasks, count, x, columns, y, outputs, scratch = arguments
-    k, tokens = words.emitter, words[Word.TOKENS]
+    tokens, tasks, count, x, columns, y, outputs, scratch = arguments
+    k = words.emitter
     stride = outputs * F32_BYTES
     with shared_work(k, words.control, count) as number:
         task = tasks + number * TASK_BYTES
         target = y + k.load_int(task + WORD_BYTES * TaskWord.OUTPUT) * F32_BYTES
         kernels.task(task, x, columns, target, stride, tokens, scratch)
-        _add_bias(words, kernels, task, target, stride)
+        _add_bias(words, kernels, task, target, stride, tokens)
 
 
-def _add_bias(words: Words, kernels: Kernels, task: Int, target: Int, stride: Int) -> None:
-    k, tokens = words.emitter, words[Word.TOKENS]
+def _add_bias(words: Words, kernels: Kernels, *arguments: Int) -> None:
+    task, target, stride, tokens = arguments
+    k = words.emitter
     bias, rows = k.load_int(task + WORD_BYTES * TaskWord.BIAS), k.load_int(task + WORD_BYTES * TaskWord.ROWS)
     with k.when(bias.differs(0)), k.loop(0, tokens) as token:
         kernels.add_bias(target + token * stride, bias, rows)
@@ -295,7 +317,7 @@ def _gate_up(words: Words, kernels: Kernels, tasks: Int, pairs: Int, scratch: In
         rows, output = (k.load_int(gate_task + WORD_BYTES * name) for name in (TaskWord.ROWS, TaskWord.OUTPUT))
         for task, target in ((gate_task, gate), (gate_task + TASK_BYTES, up)):
             kernels.task(task, words[Word.NORMED], columns, target, _GATE_STRIDE, tokens, scratch)
-            _add_bias(words, kernels, task, target, k.integer(_GATE_STRIDE))
+            _add_bias(words, kernels, task, target, k.integer(_GATE_STRIDE), tokens)
         with k.loop(0, tokens) as token:
             activated = words[Word.ACTIVATED] + (token * words[Word.INTERMEDIATE] + output) * F32_BYTES
             kernels.gated(gate + token * _GATE_STRIDE, up + token * _GATE_STRIDE, activated, rows)
@@ -327,7 +349,7 @@ def _define_layers(module: CodeModule, phases: Phases) -> Function:
 
 def _emit_layer(module: CodeModule, words: Words, phases: Phases, *arguments: Int) -> None:
     layer, added, scratch = arguments
-    k, control, hidden = words.emitter, words.control, words[Word.HIDDEN]
+    k, control, hidden, tokens = words.emitter, words.control, words[Word.HIDDEN], words[Word.TOKENS]
     row = words[Word.LAYER_TABLE] + layer * _LAYER_BYTES
     kv = words[Word.KV_POOL] + layer * words[Word.KV_LAYER_BYTES]
     query_size = words[Word.HEADS] * words[Word.HEAD_DIM]
@@ -339,33 +361,33 @@ def _emit_layer(module: CodeModule, words: Words, phases: Phases, *arguments: In
     phases.norm(control, added, *of_layer(LayerWord.ATTENTION_NORM))
     emit_barrier(module, k, control)
     tasks = of_layer(LayerWord.QKV_TASKS, LayerWord.QKV_TASK_COUNT)
-    phases.linear(control, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size, scratch)
+    phases.linear(control, tokens, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size, scratch)
     emit_barrier(module, k, control)
     phases.rotate(control, row, kv, scratch)
     emit_barrier(module, k, control)
     phases.attend(control, kv, scratch)
     emit_barrier(module, k, control)
     tasks = of_layer(LayerWord.OUTPUT_TASKS, LayerWord.OUTPUT_TASK_COUNT)
-    phases.linear(control, *tasks, words[Word.ATTENDED], query_size, words[Word.ADDED], hidden, scratch)
+    phases.linear(control, tokens, *tasks, words[Word.ATTENDED], query_size, words[Word.ADDED], hidden, scratch)
     emit_barrier(module, k, control)
     phases.norm(control, words[Word.ADDED], *of_layer(LayerWord.MLP_NORM))
     emit_barrier(module, k, control)
     phases.gate_up(control, *of_layer(LayerWord.GATE_UP_TASKS, LayerWord.GATE_UP_PAIR_COUNT), scratch)
     emit_barrier(module, k, control)
     tasks = of_layer(LayerWord.DOWN_TASKS, LayerWord.DOWN_TASK_COUNT)
-    phases.linear(control, *tasks, words[Word.ACTIVATED], words[Word.INTERMEDIATE], words[Word.ADDED], hidden, scratch)
+    phases.linear(control, tokens, *tasks, words[Word.ACTIVATED], words[Word.INTERMEDIATE], words[Word.ADDED], hidden, scratch)
     emit_barrier(module, k, control)
 
 
 def _define_head(module: CodeModule, phases: Phases) -> Function:
-    """Norm and head. Arguments: control, the thread's scratch."""
+    """Norm and head, of the tokens at `Word.HEAD_PLACES`. Arguments: control, the thread's scratch."""
 
     def emit(k: Emitter, control: Int, scratch: Int) -> None:
         words = Words(k, control)
-        phases.norm(control, 0, words[Word.FINAL_NORM])
+        phases.final_norm(control)
         emit_barrier(module, k, control)
         tasks = (words[Word.HEAD_TASKS], words[Word.HEAD_TASK_COUNT])
         outputs = (words[Word.LOGITS], words[Word.VOCABULARY])
-        phases.linear(control, *tasks, words[Word.NORMED], words[Word.HIDDEN], *outputs, scratch)
+        phases.linear(control, words[Word.HEAD_TOKENS], *tasks, words[Word.NORMED], words[Word.HIDDEN], *outputs, scratch)
 
     return module.function("head", emit, 2)
