@@ -22,6 +22,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.testing.byte_text import END, END_ID, byte_text_files
 from layered_llm.text.preparation import LONG_WORK_CHARS
+from layered_llm.text.questions import MAX_ASKED_CHARS
 from support.text_core import API, LIMITS, OTHER_API, CoreBench
 
 
@@ -93,6 +94,16 @@ def test_more_tokens_than_one_message_has_are_refused(chars: int) -> None:
 
     assert isinstance(answer, Rejected)
     assert (RejectReason.INVALID_PARAMETER, "prompt") == (answer.reason, answer.param)
+
+
+@pytest.mark.parametrize(
+    ("chars", "reason"), [(MAX_ASKED_CHARS, "more than 131072 tokens"), (MAX_ASKED_CHARS + 1, "characters")]
+)
+def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(chars: int, reason: str) -> None:
+    answer = bench().answer(tokenize(Prompt.of_text("x" * chars)))
+
+    assert isinstance(answer, Rejected)
+    assert reason in answer.message
 
 
 def test_a_template_that_fails_refuses_the_conversation() -> None:

@@ -29,6 +29,8 @@ from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
 
+MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
+"""Of a prompt whose tokens are asked for. The tokenizer takes 230 bytes of memory for each token, however many are told."""
 MAX_TOLD_CHARS: Final = 1 << 23
 """Of a text; as UTF-8 half of what a message may have."""
 _CHARS_PER_SPELLING: Final = 4
@@ -74,6 +76,10 @@ class Answering:
 
     def _tokenized(self, question: Tokenize) -> Tokenized | Rejected:
         prompt = question.prompt
+        chars = prompt_chars(prompt)
+        if chars > MAX_ASKED_CHARS:
+            message = f"The prompt has {chars} characters; at most {MAX_ASKED_CHARS} are turned into tokens."
+            return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
         tokens = PromptReader(self._files, self._limits).tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
         if isinstance(tokens, PromptRefused) and tokens.reason is not RejectReason.CONTEXT_LENGTH_EXCEEDED:
             return self._reject(tokens.reason, tokens.message, tokens.param)
