@@ -3,14 +3,12 @@
 Must not know: what the program does, models, who wants it.
 
 The cache's key is a digest of everything that decides the code: the source files of this package, the weight formats, the
-version of LLVM and of its Python binding, and the processor. An entry is written beside its place and moved there, and carries
-a digest of itself: one that is cut short or damaged is compiled again.
+version of LLVM and of its Python binding, and the processor.
 """
 
 import ctypes
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +18,12 @@ import llvmlite
 from llvmlite import binding
 
 from layered_llm.runtime import matrices
+from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.step_program import define_program
 
 _LOG: Final = logging.getLogger(__name__)
-_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -41,13 +39,13 @@ class Program:
 
 def load_program(machine: Machine, cache_directory: Path | None) -> Program:
     """From the cache, or compiled and put there; None keeps nothing. A cache that cannot be written costs a line in the log."""
-    entry = None if cache_directory is None else cache_directory / f"{_key(machine)}.o"
-    code = None if entry is None else _read(entry)
+    key = program_key(machine)
+    code = None if cache_directory is None else read_code(cache_directory, key)
     if code is None:
         _LOG.info("compiling the CPU kernels for %s: some seconds, once", machine.processor)
         code = compile_program(machine)
-        if entry is not None:
-            _write(entry, code)
+        if cache_directory is not None:
+            keep_code(cache_directory, key, code)
     library, addresses = link(code, ("lead", "follow"), machine)
     lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(addresses["lead"])
     follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["follow"])
@@ -89,7 +87,8 @@ def link(code: bytes, names: Sequence[str], machine: Machine) -> tuple[Any, Mapp
     return (compiler, library), {name: library[name] for name in names}
 
 
-def _key(machine: Machine) -> str:
+def program_key(machine: Machine) -> str:
+    """The same only where the same code would come out."""
     digest = hashlib.sha256()
     for part in (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.processor, machine.features):
         digest.update(f"{part}\n".encode())
@@ -97,22 +96,3 @@ def _key(machine: Machine) -> str:
     for path in (*sources, Path(matrices.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _read(entry: Path) -> bytes | None:
-    try:
-        stored = entry.read_bytes()
-    except OSError:
-        return None
-    expected, code = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
-    return code if hashlib.sha256(code).digest() == expected else None
-
-
-def _write(entry: Path, code: bytes) -> None:
-    beside = entry.with_suffix(f".{os.getpid()}")
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(hashlib.sha256(code).digest() + code)
-        beside.replace(entry)
-    except OSError as error:
-        _LOG.warning("the compiled CPU kernels cannot be kept: %s", error)
