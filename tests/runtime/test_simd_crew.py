@@ -1,4 +1,6 @@
 import gc
+import os
+import signal
 import threading
 
 import numpy as np
@@ -80,6 +82,18 @@ def test_a_closed_crew_takes_no_work() -> None:
     crew.close()
     with pytest.raises(InvariantViolated, match="closed crew"):
         crew.carry_out(Command.HEAD)
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
+    crew = crew_of(2)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # ends the child where it waits
+        crew.control[Word.ARRIVED] = 0  # as if the other thread had been on its way to the barrier
+        crew.close()
+        os._exit(0)
+    assert (child, 0) == os.waitpid(child, 0)
 
 
 def test_a_forgotten_crew_ends_by_itself() -> None:

@@ -4,6 +4,7 @@ Must not know: what a command does, models.
 """
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Crew:
         ]
         for follower in followers:
             follower.start()
-        self._stop = weakref.finalize(self, _stop, program, self.control, followers, self._works)
+        self._stop = weakref.finalize(self, _stop, program, self.control, followers, self._works, os.getpid())
 
     @property
     def threads(self) -> int:
@@ -58,9 +59,14 @@ def _follow(program: Program, control: NDArray[np.int64], number: int) -> None:
     program.follow(address_of(control), number)
 
 
-def _stop(program: Program, control: NDArray[np.int64], followers: list[threading.Thread], works: threading.Lock) -> None:
-    """The lock is for a program that ends while a thread of it computes: two leaders would wait for ever."""
-    if not works.acquire(timeout=_STOP_TIMEOUT_S):
+def _stop(
+    program: Program, control: NDArray[np.int64], followers: list[threading.Thread], works: threading.Lock, owner_pid: int
+) -> None:
+    """The lock is for a program that ends while a thread of it computes: two leaders would wait for ever.
+
+    So would the copy of a crew in a forked process, which has none of the threads.
+    """
+    if os.getpid() != owner_pid or not works.acquire(timeout=_STOP_TIMEOUT_S):
         return
     control[Word.COMMAND] = Command.STOP
     program.lead(address_of(control))
