@@ -4,6 +4,7 @@ Must not know: kernels, how they are compiled.
 """
 
 import platform
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -27,14 +28,16 @@ class Machine:
 
 def find_machine() -> Machine | str:
     """This machine, or in words what it lacks."""
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return f"they are for Linux on x86-64, not {platform.system()} on {platform.machine()}"
-    features = binding.get_host_cpu_features()
+    system, architecture = platform.system(), platform.machine()
+    if (system, architecture) != ("Linux", "x86_64"):
+        return f"they are for Linux on x86-64, not {system} on {architecture}"
+    return machine_of(binding.get_host_cpu_name(), binding.get_host_cpu_features())
+
+
+def machine_of(processor: str, features: Mapping[str, bool]) -> Machine | str:
+    """The machine with LLVM's `features`, or in words which of them it lacks."""
     lacking = [name for name in _NEEDED if not features.get(name)]
     if lacking:
         return f"the processor lacks {', '.join(lacking)}"
-    return Machine(
-        processor=binding.get_host_cpu_name(),
-        features=features.flatten(),
-        registers=32 if features.get(_MANY_REGISTERS) else 16,
-    )
+    listed = ",".join(f"{'+' if is_there else '-'}{name}" for name, is_there in sorted(features.items()))
+    return Machine(processor=processor, features=listed, registers=32 if features.get(_MANY_REGISTERS) else 16)
