@@ -93,3 +93,19 @@ def test_copies_round_to_the_nearest(dtype: str, name: str) -> None:
     target = np.empty(64, np.dtype(dtype))
     kernels(16)(name, source, 64, target)
     assert source.astype(dtype).tobytes() == target.tobytes()
+
+
+def test_numbers_beyond_fp16_become_its_largest_and_no_infinity() -> None:
+    source = np.array([65_504, 65_519, 65_520, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32)
+    target = np.empty(8, np.float16)
+    kernels(16)("copy_f16", source, 8, target)
+    assert [65_504.0, 65_504.0, 65_504.0, 65_504.0, -65_504.0, 65_504.0, -65_504.0] == target[:7].tolist()
+    assert np.isnan(target[7])
+
+
+def test_the_smallest_numbers_keep_their_values() -> None:
+    source = np.array([1e-40, -1e-45, 1e-38, 6e-8, 3e-8, 1e-7, 6e-5, 0], np.float32)
+    wide, half = np.empty(8, np.float32), np.empty(8, np.float16)
+    kernels(16)("copy_f32", source, 8, wide)
+    kernels(16)("copy_f16", source, 8, half)
+    assert (source.tobytes(), source.astype(np.float16).tobytes()) == (wide.tobytes(), half.tobytes())

@@ -30,6 +30,7 @@ def lanes_of(kind: Any, lanes: int = LANES) -> Any:
 
 VECTOR: Final = lanes_of(F32)
 _QUAD: Final = 4
+_LARGEST_HALF: Final = 65_504.0
 
 
 @attrs.frozen(eq=False)
@@ -96,8 +97,10 @@ class Vectors:
         return Vector(self, self.builder.fpext(self._load(address, lanes_of(HALF)), VECTOR))
 
     def store_halfs(self, address: Int, value: Vector) -> None:
-        """Rounded to the nearest fp16 numbers."""
-        self.builder.store(self.builder.fptrunc(value.value, lanes_of(HALF)), self.emitter.pointer(address), align=1)
+        """Rounded to the nearest fp16 numbers that are finite; what is not a number stays none."""
+        largest, lowest = self.constant(_LARGEST_HALF), self.constant(-_LARGEST_HALF)
+        bounded = self.minimum(largest, self.maximum(lowest, value))
+        self.builder.store(self.builder.fptrunc(bounded.value, lanes_of(HALF)), self.emitter.pointer(address), align=1)
 
     def load_bfloats(self, address: Int) -> Vector:
         """Bf16 numbers: the upper halves of fp32 ones."""
