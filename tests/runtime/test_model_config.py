@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,13 @@ def test_null_rope_scaling_is_none() -> None:
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn' is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor must be a number"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor must be a positive number"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor must be a positive number, got '0'"),
+        ({"rope_parameters": [1]}, r"must be an object, got \[1\]"),
+        ({"rope_theta": math.nan}, "rope_theta must be a positive number, got 'nan'"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number, got '1000"),
+        ({"sliding_window": "all"}, "sliding_window must be an integer, got 'all'"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers must be a positive integer up to 2147483647, got '2147483648'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method='gptq' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
@@ -78,7 +85,7 @@ def test_null_rope_scaling_is_none() -> None:
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number, got 'small'"),
         ({"architectures": None}, "architectures must name"),
         ({"architectures": ["A", "B"]}, "architectures must name"),
     ],

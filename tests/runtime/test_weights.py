@@ -106,6 +106,13 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
         reader.finish()
 
 
+@pytest.mark.parametrize(("count", "columns"), [(1, 2**31), (2000, 1)])
+def test_what_is_missing_is_told_before_it_takes_memory(count: int, columns: int, tmp_path: Path) -> None:
+    reader = open_reader(write(tmp_path, a=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match="lacks layer0"):
+        reader.matrix([f"layer{number}" for number in range(count)], [columns] * count, columns)
+
+
 def test_unexpected_tensors_are_named(tmp_path: Path) -> None:
     write(tmp_path, **{"a": torch.zeros(1), "odd": torch.zeros(1), "layers.0.rotary_emb.inv_freq": torch.zeros(1)})
     reader = open_reader(tmp_path)

@@ -7,6 +7,7 @@ earlier ones wrote `rope_theta` and `rope_scaling`; both are read.
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from layered_llm.runtime.device import DeviceError
 CONFIG_FILE: Final = "config.json"
 _DEFAULT_CONTEXT_TOKENS: Final = 2048
 _DEFAULT_ROPE_THETA: Final = 10_000.0
+_LARGEST_SIZE: Final = 2**31 - 1
+_VALUE_SHOWN: Final = 80
 
 
 class ModelConfigError(DeviceError):
@@ -131,20 +134,22 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_size(raw: Mapping[str, Any], name: str, *, default: int | None = None) -> int:
-    """The positive integer `name`; absent and null mean `default`. Raises ModelConfigError for anything else."""
+    """The positive 32-bit integer `name`; absent and null mean `default`. Raises ModelConfigError for anything else."""
     value = raw.get(name)
     value = default if value is None else value
     if value is None:
         raise ModelConfigError(f"{CONFIG_FILE} lacks {name}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelConfigError(f"{CONFIG_FILE}: {name} must be a positive integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_SIZE:
+        raise ModelConfigError(
+            f"{CONFIG_FILE}: {name} must be a positive integer up to {_LARGEST_SIZE}, got {str(value)[:_VALUE_SHOWN]!r}"
+        )
     return value
 
 
 def _number(raw: Mapping[str, Any], name: str, *, default: float | None = None) -> float:
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelConfigError(f"{CONFIG_FILE}: {name} must be a number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ModelConfigError(f"{CONFIG_FILE}: {name} must be a positive number, got {str(value)[:_VALUE_SHOWN]!r}")
     return float(value)
 
 
@@ -165,12 +170,16 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if activation != "silu":
         raise ModelConfigError(f"hidden_act={activation!r} is not supported, only 'silu'")
     window, context = raw.get("sliding_window"), read_size(raw, "max_position_embeddings", default=_DEFAULT_CONTEXT_TOKENS)
+    if window is not None and not isinstance(window, int):
+        raise ModelConfigError(f"{CONFIG_FILE}: sliding_window must be an integer, got {window!r}")
     if window is not None and window < context and raw.get("use_sliding_window", True):
         raise ModelConfigError(f"sliding_window={window!r} below max_position_embeddings={context} is not supported")
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     parameters: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ModelConfigError(f"{CONFIG_FILE}: rope_parameters or rope_scaling must be an object, got {parameters!r}")
     theta = parameters.get("rope_theta", raw.get("rope_theta", _DEFAULT_ROPE_THETA))
     rotary_factor = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if rotary_factor != 1.0:

@@ -18,6 +18,9 @@ from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, e
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 
 _NAMES_SHOWN: Final = 8
+_MOST_MISSING: Final = 1000
+_MOST_MISSING_NUMBERS: Final = 1 << 26
+"""Of a tensor in whose place zeros are put until all that is missing is known."""
 
 _DTYPES: Final[Mapping[str, WeightFormat | None]] = MappingProxyType(
     {
@@ -89,7 +92,7 @@ class CheckpointReader:
         """Raises CheckpointError where tensors were missing, or are in the file and nobody asked for them."""
         left = sorted(name for name in self._tensors.keys() - self._taken if not name.endswith(".rotary_emb.inv_freq"))
         if self._missing:
-            raise CheckpointError(f"the checkpoint lacks {_listed(self._missing)}")
+            raise self._lack()
         if left:
             raise CheckpointError(f"the checkpoint has tensors that the configured model does not use: {_listed(left)}")
 
@@ -98,8 +101,17 @@ class CheckpointReader:
             if name in self._tensors:
                 yield self._read(name, shape)
             else:
-                self._missing.append(name)
+                self._note_missing(name, shape)
                 yield encoded(np.zeros((math.prod(shape[:-1]), shape[-1]), np.float32), WeightFormat.F32)
+
+    def _note_missing(self, name: str, shape: tuple[int, ...]) -> None:
+        """A config may ask for more than any memory holds: then it ends here, and not with all that is missing."""
+        self._missing.append(name)
+        if len(self._missing) > _MOST_MISSING or math.prod(shape) > _MOST_MISSING_NUMBERS:
+            raise self._lack()
+
+    def _lack(self) -> CheckpointError:
+        return CheckpointError(f"the checkpoint lacks {_listed(self._missing)}")
 
     def _read(self, name: str, shape: tuple[int, ...]) -> WeightMatrix:
         tensor = self._tensors[name]
