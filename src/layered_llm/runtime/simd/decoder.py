@@ -155,22 +155,26 @@ class SimdDecoder:
 
 def attention_items(slots: SlotTable, rows: StepRows, block_tokens: int) -> Int64s:
     """Rows of `ItemWord`s: each row of the step in blocks of so many tokens, those with the most positions first."""
-    owner, offsets = _blocks(rows, block_tokens)
-    counts, ends = rows.counts[owner], np.cumsum(rows.counts)[owner]
-    items = np.empty((owner.size, len(ItemWord)), np.int64)
-    items[:, ItemWord.PAGE_TABLE] = slots.page_table_addresses(rows.slots)[owner]
-    items[:, ItemWord.FIRST] = ends - counts + offsets
-    items[:, ItemWord.COUNT] = np.minimum(block_tokens, counts - offsets)
-    items[:, ItemWord.START] = rows.starts[owner] + offsets
+    items = np.empty((rows.slots.size, len(ItemWord)), np.int64)
+    items[:, ItemWord.PAGE_TABLE] = slots.page_table_addresses(rows.slots)
+    items[:, ItemWord.FIRST] = np.cumsum(rows.counts) - rows.counts
+    items[:, ItemWord.COUNT] = rows.counts
+    items[:, ItemWord.START] = rows.starts
+    if rows.counts.max() > block_tokens:
+        items = _cut(items, block_tokens)
     work = (items[:, ItemWord.START] + items[:, ItemWord.COUNT]) * items[:, ItemWord.COUNT]
     return items[np.argsort(-work, kind="stable")]
 
 
-def _blocks(rows: StepRows, block_tokens: int) -> tuple[Int64s, Int64s]:
-    """Each block's row, and its first token's place in that row."""
-    blocks = -(-rows.counts // block_tokens)
-    owner = np.repeat(np.arange(rows.slots.size), blocks)
-    return owner, (np.arange(owner.size) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block_tokens
+def _cut(items: Int64s, block_tokens: int) -> Int64s:
+    counts = items[:, ItemWord.COUNT]
+    blocks = -(-counts // block_tokens)
+    cut = np.repeat(items, blocks, axis=0)
+    offsets = (np.arange(len(cut)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block_tokens
+    cut[:, ItemWord.FIRST] += offsets
+    cut[:, ItemWord.START] += offsets
+    cut[:, ItemWord.COUNT] = np.minimum(block_tokens, cut[:, ItemWord.COUNT] - offsets)
+    return cut
 
 
 def _token_columns(config: ModelConfig) -> dict[Word, int]:
