@@ -12,9 +12,9 @@ import attrs
 import trio
 from benchmarks.peers.protocol import Decoded, Setup, Size, serve, weight_file_bytes
 
-from layered_llm.domain.columns import pack_i8, pack_i32, unpack_i32
+from layered_llm.domain.columns import pack_i8, pack_i32, unpack_f32, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import Device
 from layered_llm.runtime.opening import open_device
@@ -47,10 +47,11 @@ class Choice:
     pages: Sequence[int]
     computed: int = 0
     output: list[int] = attrs.Factory(list)
+    sampling: TokenSampling = GREEDY
 
     def opening(self) -> OpenSlot:
         prompt_ids = pack_i32(self.prompt)
-        return OpenSlot(slot=SlotId(self.slot), choice=0, prompt_ids=prompt_ids, output_ids=b"", sampling=GREEDY)
+        return OpenSlot(slot=SlotId(self.slot), choice=0, prompt_ids=prompt_ids, output_ids=b"", sampling=self.sampling)
 
     def row(self, budget: int) -> Row:
         """As much as is known and not computed yet, at most `budget` tokens."""
@@ -103,6 +104,18 @@ class Own:
         self._finish(self._choices(prompts, slot=len(self._contexts), page=self._spare_page), output_tokens=tokens)
         return time.perf_counter() - started_s
 
+    def log_probabilities(self, prompt: Sequence[int]) -> Sequence[float]:
+        """Of each token of `prompt` but the first, which nothing precedes."""
+        (choice,) = self._choices([prompt], slot=len(self._contexts), page=self._spare_page)
+        choice.sampling = attrs.evolve(GREEDY, prompt_logprobs=0)
+        self._execute(opened=[choice])
+        told: list[float] = []
+        while not choice.output:
+            for columns in self._step([choice]).prompt_logprobs or ():
+                told.extend(() if columns is None else unpack_f32(columns.logprobs))
+        self._execute(retired=[choice])
+        return told[1:]
+
     def _choices(self, prompts: Sequence[Sequence[int]], *, slot: int, page: int) -> list[Choice]:
         """In slots from `slot` on, with pages from `page` on."""
         choices = []
@@ -123,7 +136,7 @@ class Own:
             running = [choice for choice in running if len(choice.output) < output_tokens]
         self._execute(retired=choices)
 
-    def _step(self, choices: Iterable[Choice]) -> None:
+    def _step(self, choices: Iterable[Choice]) -> StepCompleted:
         """Decodes first, what they leave of the budget to prompts in their order."""
         rows, left = [], self._budget
         ordered = sorted(choices, key=lambda choice: not choice.output)
@@ -133,15 +146,17 @@ class Own:
                 rows.append(row)
                 choice.computed += row.count
                 left -= row.count
-        tokens = iter(self._execute(rows=rows))
+        completed = self._execute(rows=rows)
+        tokens = iter(unpack_i32(completed.token_ids))
         by_slot = {row.slot: next(tokens) for row in rows if row.samples}
         for choice in ordered:
             if choice.slot in by_slot:
                 choice.output.append(by_slot[choice.slot])
+        return completed
 
     def _execute(
         self, *, retired: Sequence[Choice] = (), opened: Sequence[Choice] = (), rows: Sequence[Row] = ()
-    ) -> Sequence[int]:
+    ) -> StepCompleted:
         self._steps += 1
         step = ExecuteStep(
             step=StepId(self._steps),
@@ -156,7 +171,7 @@ class Own:
             counts=pack_i32(row.count for row in rows),
             samples=pack_i8(int(row.samples) for row in rows),
         )
-        return unpack_i32(self._device.execute(step).token_ids)
+        return self._device.execute(step)
 
 
 if __name__ == "__main__":

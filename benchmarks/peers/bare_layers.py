@@ -1,0 +1,84 @@
+"""Logits of every token of a prompt, straight from what executes the layers, without device and sampling."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from layered_llm.domain.columns import pack_i8, pack_i32
+from layered_llm.domain.ids import SlotId, StepId
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.cores import available_cores
+from layered_llm.runtime.decoder_weights import DecoderWeights
+from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.model_files import read_model
+from layered_llm.runtime.models.registry import builder_of
+from layered_llm.runtime.simd.compiler import load_program
+from layered_llm.runtime.simd.crew import Crew
+from layered_llm.runtime.simd.decoder import SimdDecoder
+from layered_llm.runtime.simd.kv_pool import KvPool
+from layered_llm.runtime.simd.machine import Machine
+from layered_llm.runtime.simd.support import find_support
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_model import StepModel
+from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
+from layered_llm.runtime.weights import CheckpointReader
+
+PAGE_TOKENS: Final = 16
+_GREEDY: Final = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())
+
+
+def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, StepModel]]:
+    """Each that can execute the model on this machine, with its name and a cache for one prompt."""
+    files = read_model(checkpoint)
+    reader = CheckpointReader.of(files.tensors(), dtype="auto")
+    weights = builder_of(files.config.architecture)(files.config, reader)
+    pages = _pages(prompt_tokens)
+    machine = find_support(files.config)
+    if isinstance(machine, Machine):
+        yield "our kernels", _kernels(weights, pages, machine)
+    cache = KvCache.allocate(files.config, pages=pages, page_size_tokens=PAGE_TOKENS)
+    yield "our torch path", TorchDecoder(model=expand_model(weights), cache=cache, page_size_tokens=PAGE_TOKENS)
+
+
+def _kernels(weights: DecoderWeights, pages: int, machine: Machine) -> StepModel:
+    pool = KvPool.allocate(weights.config, pages=pages, page_size_tokens=PAGE_TOKENS, dtype="float32")
+    return SimdDecoder(weights, pool, Crew(load_program(machine, None), threads=available_cores()))
+
+
+def prompt_logits(model: StepModel, prompt: Sequence[int], vocabulary_size: int) -> torch.Tensor:
+    """Fp32 [tokens, vocabulary], computed in one step."""
+    pages = range(_pages(len(prompt)))
+    slots = SlotTable(
+        RuntimeLimits(
+            pages=len(pages),
+            page_size_tokens=PAGE_TOKENS,
+            slots=1,
+            context_tokens=len(prompt) + 1,
+            vocabulary_size=vocabulary_size,
+        )
+    )
+    opening = OpenSlot(slot=SlotId(0), choice=0, prompt_ids=pack_i32(prompt), output_ids=b"", sampling=_GREEDY)
+    step = ExecuteStep(
+        step=StepId(1),
+        retired=b"",
+        opened=(opening,),
+        page_slots=pack_i32([0]),
+        page_offsets=pack_i32([0]),
+        page_counts=pack_i32([len(pages)]),
+        page_ids=pack_i32(pages),
+        slots=pack_i32([0]),
+        starts=pack_i32([0]),
+        counts=pack_i32([len(prompt)]),
+        samples=pack_i8([0]),
+    )
+    rows = slots.apply(step)
+    with torch.inference_mode():
+        return model.logits(model.hidden(slots, rows, slots.flatten(rows))).clone()
+
+
+def _pages(tokens: int) -> int:
+    return -(-(tokens + 1) // PAGE_TOKENS)
