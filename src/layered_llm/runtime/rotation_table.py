@@ -20,16 +20,15 @@ class RotationTable:
     def __init__(self, config: ModelConfig) -> None:
         self._rotary = RotaryEmbedding.build(config.rope, config.head_dim)
         self._half = config.head_dim // 2
-        self._positions = 0
         self._cosines, self._sines = self._computed(_FIRST_POSITIONS)
 
     def covering(self, positions: int) -> tuple[Float32s, Float32s]:
         """Cosines and sines, fp32 [at least `positions`, head_dim / 2]; what earlier calls gave may be freed."""
-        if positions > self._positions:
-            self._cosines, self._sines = self._computed(max(positions, 2 * self._positions))
+        held = len(self._cosines)
+        if positions > held:
+            self._cosines, self._sines = self._computed(max(positions, 2 * held))
         return self._cosines, self._sines
 
     def _computed(self, positions: int) -> tuple[Float32s, Float32s]:
         rotation = self._rotary.rotation(torch.arange(positions))
-        self._positions = positions
         return (rotation.cos[:, 0, : self._half].contiguous().numpy(), rotation.sin[:, 0, : self._half].contiguous().numpy())

@@ -45,6 +45,8 @@ class SimdDecoder:
         self._token_buffers = GrowingBuffers(tuple(columns.values()))
         self._logits = GrowingBuffers((config.vocabulary_size,))
         self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._scratch_tokens = 0
+        """Counted apart: where memory ends between the buffers and the scratch, the next step asks for the scratch again."""
         self._items: Int64s = np.zeros(0, np.int64)
         self._places: Int64s = np.zeros(0, np.int64)
         self._block_tokens = max(1, _ITEM_QUERIES // (config.heads // config.kv_heads))
@@ -104,7 +106,9 @@ class SimdDecoder:
         if self._token_buffers.hold(tokens):
             for word, matrix in zip(self._token_words, self._token_buffers.matrices, strict=True):
                 self._crew.control[word] = address_of(matrix)
+        if self._scratch_tokens < self._token_buffers.rows:
             self._set_scratch(self._token_buffers.rows)
+            self._scratch_tokens = self._token_buffers.rows
 
     def _set_scratch(self, tokens: int) -> None:
         """Room for each thread: a task's rows as fp32 and a gate task's results, or an attention item."""

@@ -36,7 +36,7 @@ class GrowingBuffers:
     _matrices: Sequence[NDArray[np.float32]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._matrices = self._allocated()
+        self._matrices = self._allocated(self._rows)
 
     @property
     def rows(self) -> int:
@@ -48,12 +48,16 @@ class GrowingBuffers:
         return self._matrices
 
     def hold(self, rows: int) -> bool:
-        """Makes room for so many rows. True where the matrices are others from now on."""
+        """Makes room for so many rows. True where the matrices are others from now on.
+
+        Raises MemoryError where there is none; then it holds what it held.
+        """
         if rows <= self._rows:
             return False
-        self._rows = max(rows, self._rows + self._rows // 2)
-        self._matrices = self._allocated()
+        enough = max(rows, self._rows + self._rows // 2)
+        self._matrices = self._allocated(enough)
+        self._rows = enough
         return True
 
-    def _allocated(self) -> Sequence[NDArray[np.float32]]:
-        return tuple(np.empty((self._rows, columns), np.float32) for columns in self._columns)
+    def _allocated(self, rows: int) -> Sequence[NDArray[np.float32]]:
+        return tuple(np.empty((rows, columns), np.float32) for columns in self._columns)
