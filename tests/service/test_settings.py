@@ -1,10 +1,19 @@
 import argparse
 import json
+from pathlib import Path
 
 import attrs
 import pytest
 
-from layered_llm.service.settings import Settings, SettingsError, add_arguments, child_environment, flag, load
+from layered_llm.service.settings import (
+    Settings,
+    SettingsError,
+    add_arguments,
+    cache_directory,
+    child_environment,
+    flag,
+    load,
+)
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -139,3 +148,15 @@ def test_no_secret_is_shown() -> None:
 
     assert "api_key" not in shown
     assert "sk-alpha" not in str(shown)
+
+
+def test_a_user_without_a_home_has_no_cache_but_may_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_user: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    named = load(environment={"LAYERED_LLM_CACHE_DIR": "/var/cache/here"})
+
+    assert (None, Path("/var/cache/here")) == (cache_directory(load(environment={})), cache_directory(named))

@@ -6,7 +6,8 @@ from typing import Any
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.settings import cache_directory, load
 
-KERNEL_CACHE: Path = cache_directory(load(environment={})) / "kernels"
+_CACHE = cache_directory(load(environment={}))
+KERNEL_CACHE: Path | None = None if _CACHE is None else _CACHE / "kernels"
 """The user's own: the kernels are compiled once, and not for each run of the tests."""
 
 

@@ -28,6 +28,7 @@ _KERNELS: Final[Mapping[str, Literal["auto", "simd", "torch"]]] = MappingProxyTy
 
 def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
     """The operator's settings as the device's options."""
+    cache = cache_directory(settings)
     return RuntimeOptions(
         device="scripted" if settings.device == "scripted" else "cpu",
         model=checkpoint,
@@ -39,7 +40,7 @@ def runtime_options(settings: Settings, checkpoint: Path) -> RuntimeOptions:
         context_override=settings.max_seq_len_override,
         threads=settings.threads,
         kernels=_KERNELS[settings.kernels],
-        kernel_cache=cache_directory(settings) / "kernels",
+        kernel_cache=None if cache is None else cache / "kernels",
         kv_dtype="float16" if settings.kv_dtype == "float16" else "float32",
         deterministic=settings.deterministic,
         script=ScriptOptions(

@@ -303,12 +303,15 @@ def load(
     return Settings(**_with_tuples(values))
 
 
-def cache_directory(settings: Settings) -> Path:
-    """Where what was made once is kept: the setting, else the user's cache directory."""
+def cache_directory(settings: Settings) -> Path | None:
+    """Where what was made once is kept: the setting, else the user's cache directory; None for a user without a home."""
     if settings.cache_dir is not None:
         return Path(settings.cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "layered_llm"
+    try:
+        return Path(base).expanduser() / "layered_llm"
+    except RuntimeError:  # pathlib's: in a container the user may be a number that nobody has named
+        return None
 
 
 def chat_history() -> Path:
