@@ -89,7 +89,8 @@ def _template_source(files: CheckpointFiles, config: Mapping[str, Any]) -> str |
 def _named_default(entry: object) -> str | None:
     """A template, or of a list of named ones the one called "default"."""
     if isinstance(entry, list):
-        entry = next((named.get("template") for named in entry if named.get("name") == "default"), None)
+        templates = [named for named in entry if isinstance(named, dict)]
+        entry = next((named.get("template") for named in templates if named.get("name") == "default"), None)
     return entry if isinstance(entry, str) else None
 
 
@@ -97,12 +98,23 @@ def _eos_ids(files: CheckpointFiles, tokenizer_config: Mapping[str, Any], tokeni
     """The union over all files: instruct models often list their end-of-turn token in one of them only."""
     config = _read_json(files, "config.json")
     generation = _read_json(files, _GENERATION_CONFIG)
-    inner = config.get("text_config") or {}
-    entries = [config.get("eos_token_id"), inner.get("eos_token_id"), generation.get("eos_token_id")]
+    inner = config.get("text_config")
+    entries = [
+        *_named_ids(files.place("config.json"), config),
+        *_named_ids(files.place("config.json"), inner if isinstance(inner, dict) else {}),
+        *_named_ids(files.place(_GENERATION_CONFIG), generation),
+    ]
     name = token_text(tokenizer_config.get("eos_token"))
-    if name is not None:
-        entries.append(tokenizer.id_of(name))
-    return frozenset(token for entry in entries if entry is not None for token in _as_list(entry))
+    named = None if name is None else tokenizer.id_of(name)
+    return frozenset(entries if named is None else [*entries, named])
+
+
+def _named_ids(place: str, config: Mapping[str, Any]) -> list[int]:
+    entry = config.get("eos_token_id")
+    ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
+    if not all(type(token) is int for token in ids):
+        raise UnreadableCheckpoint(f"{place}: eos_token_id must be a token id or a list of them, got {entry!r:.80}")
+    return ids
 
 
 def _told_config(
@@ -126,10 +138,6 @@ def _defaults(files: CheckpointFiles) -> SamplingDefaults:
     except ParameterError as error:
         place = files.place(_GENERATION_CONFIG)
         raise UnreadableCheckpoint(f"{place}: {error.message}; --generation-config none leaves it aside") from error
-
-
-def _as_list(entry: Any) -> list[int]:
-    return entry if isinstance(entry, list) else [entry]
 
 
 def _needed(path: Path) -> str:
