@@ -1,4 +1,5 @@
 import asyncio
+import ssl
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -142,6 +143,16 @@ def refuse(_request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused")
 
 
+def distrust(_request: httpx.Request) -> httpx.Response:
+    error, between, cause = httpx.ConnectError(""), OSError(), ssl.SSLCertVerificationError("self-signed certificate")
+    error.__cause__, between.__context__ = between, cause
+    raise error
+
+
+def say_nothing(_request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("")
+
+
 def never_connect(_request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectTimeout("no route")
 
@@ -154,6 +165,14 @@ def hang(_request: httpx.Request) -> httpx.Response:
 @pytest.mark.parametrize("respond", [refuse, never_connect])
 def test_no_connection(read: Read, respond: Respond) -> None:
     assert isinstance(read(respond).error, ConnectFailed)
+
+
+@every_shell
+@pytest.mark.parametrize(("respond", "said"), [(distrust, "self-signed certificate"), (say_nothing, "ConnectError")])
+def test_an_error_without_a_word_has_that_of_its_cause(read: Read, respond: Respond, said: str) -> None:
+    error = read(respond).error
+    assert isinstance(error, ConnectFailed)
+    assert said in str(error)
 
 
 @every_shell

@@ -181,7 +181,17 @@ def status_error(response: httpx.Response, body: bytes) -> ApiStatusError:
 
 def connect_failed(error: httpx.RequestError) -> ConnectFailed:
     """What httpx says about a request that got no answer."""
-    return ConnectFailed(str(error) or type(error).__name__)
+    return ConnectFailed(_said(error))
+
+
+def _said(error: BaseException) -> str:
+    """What the error says, or the nearest of its causes that says anything: httpx keeps no word of a failed TLS handshake."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__  # httpcore names no cause
+    return type(error).__name__
 
 
 @contextmanager
@@ -199,7 +209,7 @@ def _translated(core: StreamCore, *, has_answer: bool) -> Iterator[None]:
 
 def _broken(error: httpx.RequestError, *, has_answer: bool) -> ClientError:
     if has_answer:
-        return StreamTruncated(f"the connection broke: {str(error) or type(error).__name__}")
+        return StreamTruncated(f"the connection broke: {_said(error)}")
     return connect_failed(error)
 
 
