@@ -8,9 +8,12 @@ password would wait for somebody to type it.
 
 import ssl
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import attrs
+
+_NO_PEM: Final = "one of them holds none in PEM"
+"""Of such a file OpenSSL says no reason."""
 
 
 class BadCertificate(Exception):  # noqa: N818 - states what happened
@@ -33,7 +36,7 @@ class TlsFiles:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.key, password=self._refuse_password)
         except OSError as error:
-            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            reason = error.reason or _NO_PEM if isinstance(error, ssl.SSLError) else error.strerror
             raise BadCertificate(f"{self.certificate} and {self.key} are no certificate and its key: {reason}") from error
 
     def _refuse_password(self) -> NoReturn:
