@@ -100,7 +100,7 @@ def test_a_template_file_of_ones_own_comes_before_all_others(tmp_path: Path) -> 
     own.write_text("own")
     directory = write(tmp_path, chat_template__jinja="file")
     assert "own" == rendered(read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1), template_file=own))
-    with pytest.raises(UnreadableCheckpoint, match=r"missing\.jinja does not exist"):
+    with pytest.raises(UnreadableCheckpoint, match=r"--chat-template .*missing\.jinja: there is no such file"):
         read_text_files(directory, clock=lambda: dt.datetime(2025, 1, 1), template_file=tmp_path / "missing.jinja")
 
 

@@ -143,7 +143,7 @@ def _defaults(files: CheckpointFiles) -> SamplingDefaults:
 def _needed(path: Path) -> str:
     text = read_file(path)
     if text is None:
-        raise UnreadableCheckpoint(f"{path} does not exist")
+        raise UnreadableCheckpoint(f"--chat-template {path}: there is no such file")
     return text
 
 
