@@ -163,7 +163,8 @@ def test_a_taken_port_is_an_error_before_any_engine_process_starts(model: Path) 
         port = taken.getsockname()[1]
         with failing_server(scripted(model, port=port)) as server:
             assert 1 == server.process.wait(30)
-            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" == server.log.strip()
+            assert server.log.startswith(f"layered-llm: cannot listen on 127.0.0.1:{port}: Address already in use; ")
+            assert 1 == server.log.count("\n")
             assert [] == server.leftovers()
 
 
@@ -171,7 +172,7 @@ def test_a_missing_model_directory_is_named_and_ends_the_start(tmp_path: Path) -
     missing = tmp_path / "nowhere"
     with failing_server(scripted(missing)) as server:
         assert 1 == server.process.wait(30)
-        assert f"--model {missing}: there is no such file or directory" in server.log
+        assert server.log.endswith(f"failed: --model {missing}: there is no such file or directory\n")
         assert "Traceback" not in server.log
 
 

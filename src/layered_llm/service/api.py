@@ -15,6 +15,7 @@ from typing import Final
 import attrs
 import trio
 
+from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.api_keys import read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
@@ -49,7 +50,8 @@ class Api:
 
     def begin_drain(self) -> None:
         """No new requests from now on; open ones get their time."""
-        if not self.drain.is_active:
+        # Nothing is open when the engine has failed, and why it did is the last word.
+        if not (self.drain.is_active or self.client.status().phase is EnginePhase.FAILED):
             say(f"stopping; open responses have {self.drain_timeout_s:g} s to end by themselves")
         self.drain.begin()
 

@@ -37,7 +37,7 @@ def run_server(settings: Settings) -> int:
     try:
         sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
     except serving.CannotListen as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"layered-llm: {error}; --host and --port name another place, port 0 is any free one\n")
         return EXIT_FAILED
     try:
         return trio.run(_serve, api, sockets, tls)
