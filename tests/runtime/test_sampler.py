@@ -1,9 +1,12 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.philox import uniforms
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.sampler import best_tokens, sample_tokens
 from support.runtime_driver import greedy, sampling
@@ -97,6 +100,43 @@ def test_a_flat_distribution_has_a_nucleus_of_more_tokens_than_are_looked_at_fir
     tokens = sample_tokens(logits, rows)
     assert tokens.min() >= 1000
     assert len(set(tokens.tolist())) > 300
+
+
+def drawn_by_sorting(logits: np.ndarray, params: TokenSampling, number: float) -> int:
+    """The definition: every cut by a whole sort, and one whole cumulative sum."""
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / params.temperature)
+    weights[weights < params.min_p] = 0
+    if 0 < params.top_k < len(weights):
+        weights[weights < np.sort(weights)[-params.top_k]] = 0
+    if params.top_p < 1:
+        falling = np.sort(weights)[::-1]
+        weights[weights < falling[np.searchsorted(falling.cumsum(), params.top_p * weights.sum())]] = 0
+    cumulative = weights.cumsum()
+    return int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
+
+
+@pytest.mark.parametrize("columns", [1, 255, 256, 257, 5003])
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        {},
+        {"top_k": 3},
+        {"top_k": 700},
+        {"top_p": 0.4},
+        {"top_p": 0.9999999},
+        {"min_p": 0.2},
+        {"min_p": 1e-9, "top_k": 300, "top_p": 0.9},
+    ],
+)
+def test_a_token_is_drawn_as_if_everything_were_sorted(columns: int, spread: float, cuts: dict[str, Any]) -> None:
+    logits = (np.random.default_rng(columns).standard_normal((40, columns)) * spread).astype(np.float32)
+    logits[:, 1::3] = -np.inf
+    rows = [row(sampling(seed=5, temperature=0.8, **cuts), position=position) for position in range(40)]
+    numbers = uniforms([5] * 40, [0] * 40, list(range(40)))
+    expected = [drawn_by_sorting(logits[at], rows[at].sampling, numbers[at]) for at in range(40)]
+
+    assert expected == sample_tokens(torch.from_numpy(logits.copy()), rows).tolist()
 
 
 def test_end_ids_wait_for_min_tokens() -> None:

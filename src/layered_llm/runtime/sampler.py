@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device import DeviceError
@@ -22,8 +23,11 @@ from layered_llm.runtime.philox import uniforms
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.slots import Int32s, Int64s
 
-_NUCLEUS_CANDIDATES: Final = 1024
-"""Top-p looks among so many of the likeliest tokens first: sorting a whole vocabulary costs ten times as much."""
+Float64s = NDArray[np.float64]
+
+_FLOORS: Final = (1e-2, 1e-4, 1e-6)
+"""top-k and top-p look at the weights above these first: to sort a whole vocabulary costs a hundred times as much."""
+_BLOCK_TOKENS: Final = 256
 
 
 def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32s:
@@ -32,12 +36,21 @@ def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32s:
     Raises DeviceError where a row has no finite maximum.
     """
     adjust_logits(logits, rows)
-    token_ids = torch.from_numpy(best_tokens(logits.numpy()))
+    adjusted = logits.numpy()
+    token_ids = best_tokens(adjusted)
     drawn = [index for index, row in enumerate(rows) if not row.is_greedy]
-    if drawn:
-        index = torch.tensor(drawn)
-        token_ids[index] = _draw(logits[index], logits[index, token_ids[index]], [rows[row] for row in drawn])
-    return token_ids.numpy().astype(np.int32)
+    numbers = _numbers([rows[index] for index in drawn])
+    for index, number in zip(drawn, numbers, strict=True):
+        best = adjusted[index, token_ids[index]]
+        token_ids[index] = _draw(adjusted[index], best, rows[index], float(number))
+    return token_ids.astype(np.int32)
+
+
+def _numbers(rows: Sequence[SampleRow]) -> Float64s:
+    """A number in 0 … 1 for each row."""
+    if not rows:
+        return np.empty(0)
+    return uniforms([row.sampling.seed for row in rows], [row.choice for row in rows], [row.output_position for row in rows])
 
 
 def best_tokens(logits: Float32s) -> Int64s:
@@ -51,56 +64,60 @@ def best_tokens(logits: Float32s) -> Int64s:
     return token_ids
 
 
-def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """int64 [rows]. Weights are relative to each row's likeliest token, in fp64, so that no sum depends on its order much."""
-    temperatures = torch.tensor([row.sampling.temperature for row in rows], dtype=torch.float64)
-    weights = ((logits.double() - best[:, None]) / temperatures[:, None]).exp_()
-    vocabulary = logits.shape[1]
-    _cut_rows(weights, rows, lambda row: row.sampling.min_p > 0.0, _min_p_thresholds)
-    _cut_rows(weights, rows, lambda row: 0 < row.sampling.top_k < vocabulary, _top_k_thresholds)
-    _cut_rows(weights, rows, lambda row: row.sampling.top_p < 1.0, _top_p_thresholds)
-    numbers = uniforms([row.sampling.seed for row in rows], [row.choice for row in rows], [row.output_position for row in rows])
-    return _invert(weights.cumsum(dim=-1), torch.from_numpy(numbers))
+def _draw(logits: Float32s, best: np.float32, row: SampleRow, number: float) -> int:
+    """The row's token. Weights are relative to the likeliest one, in fp64, so that no sum depends on its order much."""
+    sampling = row.sampling
+    weights = np.subtract(logits, best, dtype=np.float64)
+    np.divide(weights, sampling.temperature, out=weights)
+    np.exp(weights, out=weights)
+    threshold = _threshold(weights, sampling)
+    if threshold == 0.0:
+        return _invert_all(weights, number)
+    kept = np.flatnonzero(weights >= threshold)
+    return int(kept[_invert(weights[kept], number)])
 
 
-def _cut_rows(
-    weights: torch.Tensor,
-    rows: Sequence[SampleRow],
-    concerns: Callable[[SampleRow], bool],
-    thresholds: Callable[[torch.Tensor, list[TokenSampling]], torch.Tensor],
-) -> None:
-    """Zeroes the weights that are below their row's threshold, in the rows that it concerns."""
-    chosen = [index for index, row in enumerate(rows) if concerns(row)]
-    if chosen:
-        part = weights[chosen]
-        limits = thresholds(part, [rows[index].sampling for index in chosen])
-        weights[chosen] = part.masked_fill_(part < limits[:, None], 0.0)
+def _threshold(weights: Float64s, sampling: TokenSampling) -> float:
+    """The least weight that min-p, top-k and top-p leave, each of what is left by those before; 0 where none of them is set.
+
+    min-p: Minh et al., Turning up the heat: min-p sampling, ICLR 2025. The likeliest token has the weight 1.
+    """
+    threshold = sampling.min_p
+    if 0 < sampling.top_k < len(weights):
+        largest = _largest(weights, lambda found: len(found) >= sampling.top_k)
+        threshold = max(threshold, float(largest[sampling.top_k - 1]))
+    if sampling.top_p < 1.0:
+        target = sampling.top_p * weights[weights >= threshold].sum()
+        largest = _largest(weights, lambda found: found[found >= threshold].sum() >= target)
+        reached = int(np.searchsorted(largest.cumsum(), target))
+        threshold = max(threshold, float(largest[min(reached, len(largest) - 1)]))
+    return threshold
 
 
-def _min_p_thresholds(_weights: torch.Tensor, sampling: list[TokenSampling]) -> torch.Tensor:
-    """Minh et al., Turning up the heat: min-p sampling, ICLR 2025. The likeliest token of each row has the weight 1."""
-    return torch.tensor([params.min_p for params in sampling], dtype=torch.float64)
+def _largest(weights: Float64s, suffices: Callable[[Float64s], bool]) -> Float64s:
+    """So many of the largest weights that they suffice, falling; all of them where fewer do not."""
+    for floor in _FLOORS:
+        found = weights[weights >= floor]
+        if suffices(found):
+            break
+    else:
+        found = weights
+    return np.sort(found)[::-1]
 
 
-def _top_k_thresholds(weights: torch.Tensor, sampling: list[TokenSampling]) -> torch.Tensor:
-    """The k-th largest weight of each row."""
-    counts = torch.tensor([params.top_k for params in sampling])
-    return weights.topk(int(counts.max())).values.gather(1, counts[:, None] - 1)[:, 0]
+def _invert_all(weights: Float64s, number: float) -> int:
+    """`_invert` for a whole vocabulary: finds a block by the sums of all, then a token in it, which is less to add up."""
+    starts = np.arange(0, len(weights), _BLOCK_TOKENS)
+    sums = np.add.reduceat(weights, starts)
+    block = _invert(sums, number)
+    before = sums[:block].sum()
+    within = weights[starts[block] : starts[block] + _BLOCK_TOKENS]
+    share = (number * sums.sum() - before) / sums[block]
+    return int(starts[block]) + _invert(within, min(max(share, 0.0), 1.0))
 
 
-def _top_p_thresholds(weights: torch.Tensor, sampling: list[TokenSampling]) -> torch.Tensor:
-    """The weight with which each row's likeliest tokens first reach the share top_p of its whole weight."""
-    targets = weights.sum(dim=-1) * torch.tensor([params.top_p for params in sampling], dtype=torch.float64)
-    likeliest = weights.topk(min(_NUCLEUS_CANDIDATES, weights.shape[1])).values
-    if (likeliest.sum(dim=-1) < targets).any():
-        likeliest = weights.sort(dim=-1, descending=True).values
-    reached = torch.searchsorted(likeliest.cumsum(dim=-1), targets[:, None])
-    return likeliest.gather(1, reached.clamp_(max=likeliest.shape[1] - 1))[:, 0]
-
-
-def _invert(cumulative: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The first token of each row whose cumulative weight exceeds the row's number, as a share of its whole weight."""
-    total = cumulative[:, -1]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    targets = torch.minimum(numbers * total, below_total)
-    return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+def _invert(weights: Float64s, number: float) -> int:
+    """The first place whose cumulative weight exceeds the number, as a share of the whole weight; never one without weight."""
+    cumulative = weights.cumsum()
+    total = cumulative[-1]
+    return int(np.searchsorted(cumulative, min(number * total, np.nextafter(total, 0.0)), side="right"))
