@@ -90,7 +90,7 @@ async def _read_what_comes(engine: Engine, _disconnect: trio.Event) -> None:
     """Reads three requests; a process that fell behind is told of their end or their refusal."""
     with contextlib.ExitStack() as owner:
         for place in range(3):
-            stream = engine.open(owner, Prompt.of_text(f"{SHORT} {place}"), SamplingParams(max_tokens=12))
+            stream = engine.open(owner, Prompt.of_text(f"{SHORT} {place}"), SamplingParams(max_tokens=6))
             if isinstance(stream, Rejected) or isinstance(await stream.verdict(), Rejected):
                 continue
             while not isinstance((await stream.receive())[-1], RequestEnded):
