@@ -66,7 +66,7 @@ async def test_tokens_and_texts_without_any_request(model: Path) -> None:
             await engine.detokenize([1000])
         with pytest.raises(ParameterError, match=r"token_ids\[1\] must be a token id, got 'b'"):
             await engine.detokenize([1, "b"])  # type: ignore[list-item] # what is tested
-        assert await engine.is_quiescent()
+        await until_quiescent(engine)
 
 
 async def test_settings_come_from_the_environment_where_they_are_not_given(
@@ -106,7 +106,7 @@ async def test_two_engines_do_not_know_of_each_other(tmp_path: Path) -> None:
         assert echoed.text != hashed.text
         assert (512, 64) == (first.limits.context_tokens, second.limits.context_tokens)
         async with first.open_stream("abc", LONG):
-            assert await second.is_quiescent()
+            await until_quiescent(second)
     assert [] == engine_threads()
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 TIMEOUT_S: Final = 30.0
+_PATIENCE_S: Final = 2.0
 _ESCAPE: Final = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]")
 
 
@@ -34,6 +35,21 @@ class PtyProgram:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
+    def clear_line(self, text: str, prompt: str) -> None:
+        """Types `text` and Ctrl-C until there is a new prompt.
+
+        Python's loop around readline sleeps through a signal that comes while it handles a key, until the next one.
+        """
+        deadline_s = time.monotonic() + TIMEOUT_S
+        self.type(f"{text}\x03")
+        while self.shown.find(prompt, self._seen) < 0:
+            assert time.monotonic() < deadline_s, f"no {prompt!r} in {self.shown!r}"
+            if not self._is_readable(_PATIENCE_S):
+                self.type("\x03")
+            else:
+                assert self._read(0.0), f"ended without {prompt!r}: {self.shown!r}"
+        self.read_until(prompt)
+
     def read_until(self, text: str) -> str:
         """What it showed up to and with `text`."""
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -52,10 +68,12 @@ class PtyProgram:
         self.pid = 0
         return os.waitstatus_to_exitcode(status)
 
+    def _is_readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self._terminal], [], [], timeout_s)[0])
+
     def _read(self, timeout_s: float) -> bool:
         """Whether there was more."""
-        ready, _, _ = select.select([self._terminal], [], [], timeout_s)
-        assert ready, f"silent: {self.shown!r}"
+        assert self._is_readable(timeout_s), f"silent: {self.shown!r}"
         try:
             data = os.read(self._terminal, 65536)
         except OSError:  # what Linux says when the last one at the other side is gone
