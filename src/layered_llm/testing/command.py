@@ -25,7 +25,7 @@ EXIT_FAILURES: Final = 1
 EXIT_USAGE: Final = 2
 PROGRAM: Final = "python -m layered_llm.testing"
 DEFAULT_SEEDS: Final = 20
-ENGINE_EVERY: Final = 16
+ENGINE_EVERY: Final = 32
 _NOTHING: Final = Coverage(points=0, runs=0, failures=())
 _EPILOG: Final = f"""\
 what it does
