@@ -10,7 +10,6 @@ from functools import partial
 from importlib.resources import files
 from typing import Final
 
-import attrs
 from quart import Response
 
 from layered_llm.transport.http import sse
@@ -29,11 +28,19 @@ _PAGE_HEADERS: Final = {
 
 def with_description(endpoints: Sequence[Endpoint], *, version: str, needs_key: bool) -> tuple[Endpoint, ...]:
     """`endpoints` and the two that describe them all."""
-    own = (
+    described = (*endpoints, *_own(b""))
+    told = document(described, dict(COMPONENTS), title=_TITLE, version=version, needs_key=needs_key)
+    return (*endpoints, *_own(sse.to_json(told)))
+
+
+def _own(told: bytes) -> tuple[Endpoint, Endpoint]:
+    """The two endpoints for the document `told`, which describes them too but not by what they answer."""
+    page = files("layered_llm.transport.http.openapi").joinpath("docs.html").read_bytes()
+    return (
         Endpoint(
             name="openapi",
             path="/openapi.json",
-            handler=_unanswered,
+            handler=partial(_sent, told, JSON, {}),
             summary="This document.",
             tag="server",
             is_open=True,
@@ -42,22 +49,14 @@ def with_description(endpoints: Sequence[Endpoint], *, version: str, needs_key: 
         Endpoint(
             name="docs",
             path="/docs",
-            handler=_unanswered,
+            handler=partial(_sent, page, _HTML, _PAGE_HEADERS),
             summary="This document for people.",
             tag="server",
             is_open=True,
             answers={_HTML: {"type": "string"}},
         ),
     )
-    told = document((*endpoints, *own), dict(COMPONENTS), title=_TITLE, version=version, needs_key=needs_key)
-    page = files("layered_llm.transport.http.openapi").joinpath("docs.html").read_bytes()
-    handlers = (partial(_sent, sse.to_json(told), JSON, {}), partial(_sent, page, _HTML, _PAGE_HEADERS))
-    return (*endpoints, *(attrs.evolve(row, handler=handler) for row, handler in zip(own, handlers, strict=True)))
 
 
 async def _sent(body: bytes, content_type: str, headers: dict[str, str], _context: HttpContext) -> Response:
     return Response(body, headers=headers, content_type=content_type)
-
-
-async def _unanswered(_context: HttpContext) -> Response:
-    raise NotImplementedError
