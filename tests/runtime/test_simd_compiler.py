@@ -18,4 +18,5 @@ def test_a_compiled_program_is_read_again(tmp_path: Path, caplog: pytest.LogCapt
 def test_another_processor_has_a_program_of_its_own() -> None:
     machine = this_machine()
     others = [attrs.evolve(machine, processor="other"), attrs.evolve(machine, features=machine.features + ",")]
-    assert 3 == len({program_key(each) for each in (machine, machine, *others)})
+    others.append(attrs.evolve(machine, lanes=machine.lanes * 2))
+    assert 4 == len({program_key(each) for each in (machine, machine, *others)})

@@ -2,14 +2,20 @@ import pytest
 
 from layered_llm.runtime.simd.machine import Machine, machine_of
 
-FEATURES = {"avx2": True, "fma": True, "f16c": True, "avx512vl": False, "sse2": True}
+FEATURES = {"avx2": True, "fma": True, "f16c": True, "sse2": True}
+WIDE = {"avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True}
 
 
-@pytest.mark.parametrize(("has_avx512", "registers"), [(False, 16), (True, 32)])
-def test_a_machine_has_as_many_registers_as_its_vectors(has_avx512: bool, registers: int) -> None:
-    machine = machine_of("znver3", FEATURES | {"avx512vl": has_avx512})
+@pytest.mark.parametrize(
+    ("features", "lanes", "registers"),
+    [({}, 8, 16), (WIDE, 16, 32), *[(WIDE | {name: False}, 8, 16) for name in WIDE]],
+    ids=["AVX2", "AVX-512", *(f"without {name}" for name in WIDE)],
+)
+def test_vectors_are_as_wide_as_the_machine_allows(features: dict[str, bool], lanes: int, registers: int) -> None:
+    machine = machine_of("znver4", FEATURES | features)
     assert isinstance(machine, Machine)
-    assert ("znver3", registers, True) == (machine.processor, machine.registers, "+f16c,+fma,+sse2" in machine.features)
+    assert ("znver4", lanes, registers) == (machine.processor, machine.lanes, machine.registers)
+    assert "+f16c,+fma,+sse2" in machine.features
 
 
 @pytest.mark.parametrize("lacking", ["avx2", "fma", "f16c"])

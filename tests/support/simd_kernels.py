@@ -11,12 +11,12 @@ from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, e
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
 from layered_llm.runtime.simd.emitter import CodeModule, Function
-from layered_llm.runtime.simd.linear import LinearKernels
+from layered_llm.runtime.simd.linear import LinearKernels, scratch_floats
 from layered_llm.runtime.simd.machine import Machine, find_machine
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
 from layered_llm.runtime.simd.rotation import define_copy, define_rotate
-from layered_llm.runtime.simd.vectors import Vectors, define
+from layered_llm.runtime.simd.vectors import VectorModule, Vectors
 
 _F32_BYTES = 4
 
@@ -39,11 +39,15 @@ def this_machine() -> Machine:
     return machine
 
 
+LANES = [8] if this_machine().lanes == 8 else [8, 16]
+"""The sizes of vectors that this machine can compute with."""
+
+
 @functools.cache
-def kernels(registers: int) -> KernelSet:
-    """Compiled for this machine with so many vector registers in mind."""
-    module = CodeModule.create()
-    linear = LinearKernels(module=module, registers=registers)
+def kernels(lanes: int) -> KernelSet:
+    """Compiled for this machine with vectors of so many numbers."""
+    module = VectorModule(code=CodeModule.create(), lanes=lanes, registers=2 * lanes)
+    linear = LinearKernels(module=module)
     defined = [linear.define(weight_format) for weight_format in WeightFormat]
     for is_half in (False, True):
         defined += [AttentionKernels(module=module, is_half=is_half).define()]
@@ -52,16 +56,16 @@ def kernels(registers: int) -> KernelSet:
     for function in defined:
         function.function.linkage = ""
     names = [function.function.name for function in defined]
-    return KernelSet(*link(compile_module(module, this_machine()), names, this_machine()))
+    return KernelSet(*link(compile_module(module.code, this_machine()), names, this_machine()))
 
 
-def _define_exp(module: CodeModule) -> Function:
+def _define_exp(module: VectorModule) -> Function:
     def emit(v: Vectors, *arguments: Any) -> None:
         x, y, count = arguments
-        with v.emitter.loop(0, count * _F32_BYTES, 8 * _F32_BYTES) as offset:
+        with v.emitter.loop(0, count * _F32_BYTES, v.vector_bytes) as offset:
             v.store(y + offset, v.exp(v.load(x + offset)))
 
-    return define(module, "exp", emit, 3)
+    return module.define("exp", emit, 3)
 
 
 def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: int, columns: int) -> WeightMatrix:
@@ -76,11 +80,11 @@ def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: i
     return WeightMatrix(format=weight_format, rows=rows, columns=columns, data=data.reshape(rows, -1))
 
 
-def multiply(registers: int, x: Float32s, matrix: WeightMatrix) -> Float32s:
+def multiply(lanes: int, x: Float32s, matrix: WeightMatrix) -> Float32s:
     """x W^T by the kernel."""
     y = np.full((len(x), matrix.rows), np.nan, np.float32)
-    scratch = np.empty((matrix.rows, matrix.columns), np.float32)
+    scratch = np.empty(scratch_floats(matrix.rows, matrix.columns), np.float32)
     strides = (x.strides[0], matrix.data.strides[0], y.strides[0])
     operands = (x, strides[0], matrix.data, strides[1], matrix.columns, y, strides[2])
-    kernels(registers)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
+    kernels(lanes)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
     return y

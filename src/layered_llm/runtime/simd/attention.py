@@ -15,8 +15,8 @@ from typing import Final
 
 import attrs
 
-from layered_llm.runtime.simd.emitter import CodeModule, Function, Int
-from layered_llm.runtime.simd.vectors import F32_BYTES, LANES, VECTOR_BYTES, Vector, Vectors, define
+from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, VectorModule, Vectors
 
 BLOCK_POSITIONS: Final = 64
 _QUERY_TILE: Final = 3
@@ -107,7 +107,7 @@ class Block:
 class AttentionKernels:
     """Generates attention over a KV cache of fp32 or fp16 numbers."""
 
-    module: CodeModule
+    module: VectorModule
     is_half: bool
 
     @property
@@ -138,7 +138,7 @@ class AttentionKernels:
                 self._add_values(v, block, value_tiles)
             _finish(v, item, scratch, queries)
 
-        return define(self.module, f"attend_{self._suffix}", emit, ITEM_PARAMETERS)
+        return self.module.define(f"attend_{self._suffix}", emit, ITEM_PARAMETERS)
 
     @property
     def _suffix(self) -> str:
@@ -182,7 +182,7 @@ class AttentionKernels:
     def _add_values(self, v: Vectors, block: Block, tiles: dict[tuple[int, int], Function]) -> None:
         k, item, scratch = v.emitter, block.item, block.scratch
         values = item.page_size * item.head_dim * self.number_bytes
-        whole = item.head_dim - item.head_dim % (_VALUE_VECTORS * LANES)
+        whole = item.head_dim - item.head_dim % (_VALUE_VECTORS * v.lanes)
 
         def emit(tile: Function, first: Int, column: Int) -> None:
             tile(
@@ -195,9 +195,9 @@ class AttentionKernels:
             )
 
         def emit_columns(rows: int, first: Int) -> None:
-            with k.loop(0, whole, _VALUE_VECTORS * LANES) as column:
+            with k.loop(0, whole, _VALUE_VECTORS * v.lanes) as column:
                 emit(tiles[rows, _VALUE_VECTORS], first, column)
-            with k.loop(whole, item.head_dim, LANES) as column:
+            with k.loop(whole, item.head_dim, v.lanes) as column:
                 emit(tiles[rows, 1], first, column)
 
         _in_tiles(v, block.queries, emit_columns)
@@ -210,7 +210,7 @@ class AttentionKernels:
             k = v.emitter
             keys = [k.load_int(addresses + _ADDRESS_BYTES * key) for key in range(_KEY_TILE)]
             sums = [[v.accumulator() for _ in keys] for _ in range(rows)]
-            with k.loop(0, head_dim, LANES) as lane:
+            with k.loop(0, head_dim, v.lanes) as lane:
                 numbers = [self._load(v, key + lane * self.number_bytes) for key in keys]
                 for row, accumulators in enumerate(sums):
                     values = v.load(query + head_dim * (F32_BYTES * row) + lane * F32_BYTES)
@@ -220,7 +220,7 @@ class AttentionKernels:
                 four = v.sums([accumulator.get() for accumulator in accumulators])
                 v.store_first(scores + _BLOCK_BYTES * row, four, _KEY_TILE)
 
-        return define(self.module, f"scores_{self._suffix}_{rows}", emit, 4)
+        return self.module.define(f"scores_{self._suffix}_{rows}", emit, 4)
 
     def _define_values(self, rows: int, vectors: int) -> Function:
         """Adds values times weights.
@@ -231,11 +231,11 @@ class AttentionKernels:
         def emit(v: Vectors, *arguments: Int) -> None:
             weights, addresses, distance, count, sums, stride = arguments
             k = v.emitter
-            places = [[sums + stride * row + VECTOR_BYTES * part for part in range(vectors)] for row in range(rows)]
+            places = [[sums + stride * row + v.vector_bytes * part for part in range(vectors)] for row in range(rows)]
             totals = [[v.accumulator(v.load(place)) for place in row] for row in places]
             with k.loop(0, count) as position:
                 value = k.load_int(addresses + position * _ADDRESS_BYTES) + distance
-                numbers = [self._load(v, value + LANES * self.number_bytes * part) for part in range(vectors)]
+                numbers = [self._load(v, value + v.lanes * self.number_bytes * part) for part in range(vectors)]
                 for row, accumulators in enumerate(totals):
                     weight = v.splat(weights + _BLOCK_BYTES * row + position * F32_BYTES)
                     for accumulator, number in zip(accumulators, numbers, strict=True):
@@ -244,7 +244,7 @@ class AttentionKernels:
                 for target, accumulator in zip(targets, accumulators, strict=True):
                     v.store(target, accumulator.get())
 
-        return define(self.module, f"values_{self._suffix}_{rows}x{vectors}", emit, 6)
+        return self.module.define(f"values_{self._suffix}_{rows}x{vectors}", emit, 6)
 
 
 def _in_tiles(v: Vectors, queries: Int, emit: EmitTile) -> None:
@@ -263,7 +263,7 @@ def _begin(v: Vectors, item: Item, scratch: Scratch, queries: Int) -> None:
     with k.loop(0, queries * F32_BYTES, F32_BYTES) as offset:
         v.store_lane(scratch.largest + offset, v.constant(_HIDDEN))
         v.store_lane(scratch.totals + offset, v.constant(0.0))
-    with k.loop(0, queries * item.head_dim * F32_BYTES, VECTOR_BYTES) as offset:
+    with k.loop(0, queries * item.head_dim * F32_BYTES, v.vector_bytes) as offset:
         v.store(scratch.sums + offset, v.constant(0.0))
 
 
@@ -275,13 +275,13 @@ def _weigh(v: Vectors, block: Block, query: Int) -> None:
     scores = scratch.scores + query * _BLOCK_BYTES
     before = v.splat(scratch.largest + query * F32_BYTES)
     largest = v.accumulator(before)
-    with k.loop(0, block.count, LANES) as lane:
+    with k.loop(0, block.count, v.lanes) as lane:
         shown = v.first_lanes(visible - lane, v.load(scores + lane * F32_BYTES), v.constant(_HIDDEN))
         v.store(scores + lane * F32_BYTES, shown)
         largest.set(v.maximum(largest.get(), shown))
     now = v.spread_maximum(largest.get())
     total = v.accumulator()
-    with k.loop(0, block.count, LANES) as lane:
+    with k.loop(0, block.count, v.lanes) as lane:
         weights = v.exp(v.load(scores + lane * F32_BYTES) - now)
         v.store(scores + lane * F32_BYTES, weights)
         total.set(total.get() + weights)
@@ -290,7 +290,7 @@ def _weigh(v: Vectors, block: Block, query: Int) -> None:
     v.store_lane(scratch.largest + query * F32_BYTES, now)
     v.store_lane(totals, v.fma(v.splat(totals), faded, v.spread_sum(total.get())))
     sums = scratch.sums + query * item.head_dim * F32_BYTES
-    with k.when(block.first > 0), k.loop(0, item.head_dim * F32_BYTES, VECTOR_BYTES) as offset:
+    with k.when(block.first > 0), k.loop(0, item.head_dim * F32_BYTES, v.vector_bytes) as offset:
         v.store(sums + offset, v.load(sums + offset) * faded)
 
 
@@ -300,7 +300,7 @@ def _finish(v: Vectors, item: Item, scratch: Scratch, queries: Int) -> None:
     with k.loop(0, queries) as query:
         share = v.constant(1.0) / v.splat(scratch.totals + query * F32_BYTES)
         target = item.target + query // item.group * item.target_stride + query % item.group * head_bytes
-        with k.loop(0, head_bytes, VECTOR_BYTES) as offset:
+        with k.loop(0, head_bytes, v.vector_bytes) as offset:
             v.store(target + offset, v.load(scratch.sums + query * head_bytes + offset) * share)
 
 

@@ -3,7 +3,7 @@
 Must not know: what the program does, models, who wants it.
 
 The cache's key is a digest of everything that decides the code: the source files of this package, the weight formats, the
-version of LLVM and of its Python binding, and the processor.
+version of LLVM and of its Python binding, the processor, and how many lanes vectors have.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.step_program import define_program
+from layered_llm.runtime.simd.vectors import VectorModule
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,9 +55,9 @@ def load_program(machine: Machine, cache_directory: Path | None) -> Program:
 
 def compile_program(machine: Machine) -> bytes:
     """The object file of a step's program."""
-    module = CodeModule.create()
-    define_program(module, registers=machine.registers)
-    return compile_module(module, machine)
+    module = VectorModule(code=CodeModule.create(), lanes=machine.lanes, registers=machine.registers)
+    define_program(module)
+    return compile_module(module.code, machine)
 
 
 def compile_module(module: CodeModule, machine: Machine) -> bytes:
@@ -90,7 +91,7 @@ def link(code: bytes, names: Sequence[str], machine: Machine) -> tuple[Any, Mapp
 def program_key(machine: Machine) -> str:
     """The same only where the same code would come out."""
     digest = hashlib.sha256()
-    for part in (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.processor, machine.features):
+    for part in (llvmlite.__version__, binding.llvm_version_info, *attrs.astuple(machine)):
         digest.update(f"{part}\n".encode())
     sources = sorted(Path(__file__).parent.glob("*.py"))
     for path in (*sources, Path(matrices.__file__)):

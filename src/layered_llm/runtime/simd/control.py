@@ -13,7 +13,8 @@ _LINE_WORDS: Final = 8
 """Words of a cache line: what all threads write lies apart from what they only read."""
 
 
-MAX_TASK_ROWS: Final = 24
+TASK_ROWS: Final = 16
+"""A multiple of the numbers of every vector."""
 
 
 class Word(enum.IntEnum):
@@ -88,7 +89,7 @@ class Word(enum.IntEnum):
     """Each thread's own part is `SCRATCH_BYTES` behind that of the thread before."""
     SCRATCH_BYTES = enum.auto()
     GATE_OFFSET = enum.auto()
-    """Where in a thread's part the outputs of a gate task begin, fp32 [tokens, MAX_TASK_ROWS]; those of its partner follow."""
+    """Where in a thread's part the outputs of a gate task begin, fp32 [tokens, TASK_ROWS]; those of its partner follow."""
 
 
 class LayerWord(enum.IntEnum):

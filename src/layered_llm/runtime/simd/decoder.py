@@ -17,11 +17,12 @@ from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.rotation_table import RotationTable
 from layered_llm.runtime.simd.attention import scratch_bytes
-from layered_llm.runtime.simd.control import MAX_TASK_ROWS, Command, ItemWord, Word
+from layered_llm.runtime.simd.control import TASK_ROWS, Command, ItemWord, Word
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.kv_pool import KvPool
+from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of
-from layered_llm.runtime.simd.tasks import ModelTables, task_rows
+from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
 
 _ITEM_QUERIES: Final = 48
@@ -114,8 +115,8 @@ class SimdDecoder:
         """Room for each thread: a task's rows as fp32 and a gate task's results, or an attention item."""
         control, config = self._crew.control, self._config
         columns = (config.hidden_size, config.query_size, config.intermediate_size)
-        panel = _whole_lines(max(task_rows(each) * each for each in columns) * _F32_BYTES)
-        gate = 2 * tokens * MAX_TASK_ROWS * _F32_BYTES
+        panel = _whole_lines(scratch_floats(TASK_ROWS, max(columns)) * _F32_BYTES)
+        gate = 2 * tokens * TASK_ROWS * _F32_BYTES
         group = config.heads // config.kv_heads
         item = scratch_bytes(group * self._block_tokens, config.head_dim)
         each = _whole_lines(max(panel + gate, item))

@@ -128,6 +128,10 @@ class Emitter:
         """Room for one value in the function's frame."""
         return self._entry.alloca(kind)
 
+    def stack_bytes(self, count: int) -> Int:
+        """The address of so many bytes in the function's frame."""
+        return Int(self, self.builder.ptrtoint(self.stack_place(ir.ArrayType(I8, count)), I64))
+
     def pointer(self, address: Int) -> Any:
         return self.builder.inttoptr(address.value, POINTER)
 

@@ -11,7 +11,8 @@ import attrs
 from llvmlite import binding
 
 _NEEDED: Final = ("avx2", "fma", "f16c")
-_MANY_REGISTERS: Final = "avx512vl"
+_WIDE: Final = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+"""With these, vectors of 16 numbers, and 32 registers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,6 +23,8 @@ class Machine:
     """LLVM's name of it."""
     features: str
     """LLVM's list of what it can and cannot do."""
+    lanes: int
+    """Fp32 numbers of a vector: 8 or 16."""
     registers: int
     """Vector registers."""
 
@@ -40,4 +43,5 @@ def machine_of(processor: str, features: Mapping[str, bool]) -> Machine | str:
     if lacking:
         return f"the processor lacks {', '.join(lacking)}"
     listed = ",".join(f"{'+' if is_there else '-'}{name}" for name, is_there in sorted(features.items()))
-    return Machine(processor=processor, features=listed, registers=32 if features.get(_MANY_REGISTERS) else 16)
+    is_wide = all(features.get(name) for name in _WIDE)
+    return Machine(processor=processor, features=listed, lanes=16 if is_wide else 8, registers=32 if is_wide else 16)

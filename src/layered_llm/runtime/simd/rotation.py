@@ -2,15 +2,15 @@
 
 Must not know: models, threads, how attention is computed.
 
-Pairs of the rotation (Su et al., RoFormer, 2021) are the two halves of a head. Halves of 8 numbers and more, of any even count,
+Pairs of the rotation (Su et al., RoFormer, 2021) are the two halves of a head. Halves that fill at least one vector
 are rotated: the last vector overlaps the one before it.
 """
 
 import attrs
 
-from layered_llm.runtime.simd.emitter import CodeModule, Function, Int
+from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.pointwise import normalize
-from layered_llm.runtime.simd.vectors import F32_BYTES, LANES, Vector, Vectors, define
+from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, VectorModule, Vectors
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -23,7 +23,7 @@ class Turn:
     """Numbers of half a head."""
 
 
-def define_rotate(module: CodeModule, *, is_half: bool) -> Function:
+def define_rotate(module: VectorModule, *, is_half: bool) -> Function:
     """Stores one head, rotated and times a scale, as fp32 or fp16.
 
     Arguments: head, norm (weight address, or 0), address of eps, cosines, sines, head_dim, scale's address, target, scratch
@@ -40,31 +40,31 @@ def define_rotate(module: CodeModule, *, is_half: bool) -> Function:
         turn = Turn(cosines=cosines, sines=sines, half=head_dim // 2)
         _rotate(v, source.get(), turn, v.splat(scale), target, is_half=is_half)
 
-    return define(module, f"rotate_{'f16' if is_half else 'f32'}", emit, 9)
+    return module.define(f"rotate_{'f16' if is_half else 'f32'}", emit, 9)
 
 
 def _rotate(v: Vectors, source: Int, turn: Turn, scale: Vector, target: Int, *, is_half: bool) -> None:
-    with v.emitter.loop(0, turn.half, LANES) as lane:
-        first = lane.minimum(turn.half - LANES)
+    with v.emitter.loop(0, turn.half, v.lanes) as lane:
+        first = lane.minimum(turn.half - v.lanes)
         low, high = v.load(source + first * F32_BYTES), v.load(source + (turn.half + first) * F32_BYTES)
         cosine, sine = v.load(turn.cosines + first * F32_BYTES), v.load(turn.sines + first * F32_BYTES)
         store_numbers(v, target, first, (low * cosine - high * sine) * scale, is_half=is_half)
         store_numbers(v, target, turn.half + first, (high * cosine + low * sine) * scale, is_half=is_half)
 
 
-def define_copy(module: CodeModule, *, is_half: bool) -> Function:
+def define_copy(module: VectorModule, *, is_half: bool) -> Function:
     """Stores fp32 numbers as fp32 or fp16. Arguments: source, count, target."""
 
     def emit(v: Vectors, *arguments: Int) -> None:
         source, count, target = arguments
-        with v.emitter.loop(0, count, LANES) as lane:
+        with v.emitter.loop(0, count, v.lanes) as lane:
             store_numbers(v, target, lane, v.load(source + lane * F32_BYTES), is_half=is_half)
 
-    return define(module, f"copy_{'f16' if is_half else 'f32'}", emit, 3)
+    return module.define(f"copy_{'f16' if is_half else 'f32'}", emit, 3)
 
 
 def store_numbers(v: Vectors, target: Int, index: Int, numbers: Vector, *, is_half: bool) -> None:
-    """Writes 8 numbers at `index` of an fp32 or fp16 array."""
+    """Writes a vector at `index` of an fp32 or fp16 array."""
     if is_half:
         v.store_halfs(target + index * 2, numbers)
     else:

@@ -14,7 +14,7 @@ import attrs
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.control import (
-    MAX_TASK_ROWS,
+    TASK_ROWS,
     WORD_BYTES,
     Command,
     ItemWord,
@@ -27,14 +27,14 @@ from layered_llm.runtime.simd.linear import LinearKernels, expand_row
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
 from layered_llm.runtime.simd.rotation import define_copy, define_rotate
 from layered_llm.runtime.simd.synchronization import emit_barrier, shared_work, word
-from layered_llm.runtime.simd.vectors import F32_BYTES, VECTOR_BYTES, Vectors, define
+from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 
 FORMAT_NUMBERS: Final = {weight_format: number for number, weight_format in enumerate(WeightFormat)}
 """How a task names its format."""
 TASK_BYTES: Final = WORD_BYTES * len(TaskWord)
 _LAYER_BYTES: Final = WORD_BYTES * len(LayerWord)
 _ITEM_BYTES: Final = WORD_BYTES * len(ItemWord)
-_GATE_STRIDE: Final = MAX_TASK_ROWS * F32_BYTES
+_GATE_STRIDE: Final = TASK_ROWS * F32_BYTES
 
 
 @attrs.frozen(eq=False)
@@ -85,18 +85,17 @@ class Kernels:
     attend: dict[int, Function]
 
 
-def define_program(module: CodeModule, *, registers: int) -> None:
+def define_program(module: VectorModule) -> None:
     """Exports `lead(control)`, which carries out the command in the control words, and `follow(control, thread)`, which takes
-    part in commands until it is told to stop. `registers`: the machine's vector registers.
+    part in commands until it is told to stop.
     """
-    kernels = _define_kernels(module, registers)
-    phases = _define_phases(module, kernels)
-    layers, head = _define_layers(module, phases), _define_head(module, phases)
+    code, phases = module.code, _define_phases(module, _define_kernels(module))
+    layers, head = _define_layers(code, phases), _define_head(code, phases)
 
     def carry_out(k: Emitter, control: Int, scratch: Int) -> None:
         def step() -> None:
             layers(control, scratch)
-            emit_barrier(module, k, control)
+            emit_barrier(code, k, control)
             head(control, scratch)
 
         cases = [
@@ -105,31 +104,31 @@ def define_program(module: CodeModule, *, registers: int) -> None:
             (Command.STEP, step),
         ]
         k.choose(word(k, control, Word.COMMAND), cases)
-        emit_barrier(module, k, control)
+        emit_barrier(code, k, control)
 
     def lead(k: Emitter, control: Int) -> None:
-        emit_barrier(module, k, control)
+        emit_barrier(code, k, control)
         with k.when(word(k, control, Word.COMMAND).differs(Command.STOP)):
             carry_out(k, control, word(k, control, Word.SCRATCH))
 
     def follow(k: Emitter, control: Int, thread: Int) -> None:
         stays = k.variable(1)
         with k.repeat_while(lambda: stays.get().differs(0)):
-            emit_barrier(module, k, control)
+            emit_barrier(code, k, control)
             stays.set(word(k, control, Word.COMMAND))
             with k.when(stays.get().differs(Command.STOP)):
                 part = thread * word(k, control, Word.SCRATCH_BYTES)
                 carry_out(k, control, word(k, control, Word.SCRATCH) + part)
 
-    module.function("lead", lead, 1, exported=True)
-    module.function("follow", follow, 2, exported=True)
+    code.function("lead", lead, 1, exported=True)
+    code.function("follow", follow, 2, exported=True)
 
 
-def _define_kernels(module: CodeModule, registers: int) -> Kernels:
-    linear = LinearKernels(module=module, registers=registers)
+def _define_kernels(module: VectorModule) -> Kernels:
+    linear = LinearKernels(module=module)
     by_bytes = {F32_BYTES: False, 2: True}
     return Kernels(
-        task=_define_task(module, {weight_format: linear.define(weight_format) for weight_format in WeightFormat}),
+        task=_define_task(module.code, {weight_format: linear.define(weight_format) for weight_format in WeightFormat}),
         expand=_define_expand(module),
         add_norm=define_add_norm(module),
         add_bias=define_add_bias(module),
@@ -161,7 +160,7 @@ def _define_task(module: CodeModule, linears: dict[WeightFormat, Function]) -> F
     return module.function("task", emit, 7)
 
 
-def _define_expand(module: CodeModule) -> Function:
+def _define_expand(module: VectorModule) -> Function:
     """Writes one weight row as fp32. Arguments: format number, row, columns, target."""
 
     def emit(v: Vectors, *arguments: Int) -> None:
@@ -172,7 +171,7 @@ def _define_expand(module: CodeModule) -> Function:
 
         v.emitter.choose(number, [(FORMAT_NUMBERS[weight_format], case(weight_format)) for weight_format in WeightFormat])
 
-    return define(module, "expand", emit, 4)
+    return module.define("expand", emit, 4)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -197,16 +196,17 @@ class Phases:
     """control: the last layer's result onto the residual stream."""
 
 
-def _define_phases(module: CodeModule, kernels: Kernels) -> Phases:
+def _define_phases(module: VectorModule, kernels: Kernels) -> Phases:
+    code = module.code
     return Phases(
-        embed=module.function("phase_embed", lambda k, control: _embed(Words(k, control), kernels), 1),
-        norm=module.function("phase_norm", lambda k, control, *rest: _norm(Words(k, control), kernels, *rest), 3),
-        final_norm=module.function("phase_final_norm", lambda k, control: _final_norm(Words(k, control), kernels), 1),
-        linear=module.function("phase_linear", lambda k, control, *rest: _linear(Words(k, control), kernels, *rest), 9),
-        rotate=module.function("phase_rotate", lambda k, control, *rest: _rotate(Words(k, control), kernels, *rest), 4),
-        attend=module.function("phase_attend", lambda k, control, *rest: _attend(Words(k, control), kernels, *rest), 3),
-        gate_up=module.function("phase_gate_up", lambda k, control, *rest: _gate_up(Words(k, control), kernels, *rest), 4),
-        add=define(module, "phase_add", lambda v, control: _add(v, Words(v.emitter, control)), 1),
+        embed=code.function("phase_embed", lambda k, control: _embed(Words(k, control), kernels), 1),
+        norm=code.function("phase_norm", lambda k, control, *rest: _norm(Words(k, control), kernels, *rest), 3),
+        final_norm=code.function("phase_final_norm", lambda k, control: _final_norm(Words(k, control), kernels), 1),
+        linear=code.function("phase_linear", lambda k, control, *rest: _linear(Words(k, control), kernels, *rest), 9),
+        rotate=code.function("phase_rotate", lambda k, control, *rest: _rotate(Words(k, control), kernels, *rest), 4),
+        attend=code.function("phase_attend", lambda k, control, *rest: _attend(Words(k, control), kernels, *rest), 3),
+        gate_up=code.function("phase_gate_up", lambda k, control, *rest: _gate_up(Words(k, control), kernels, *rest), 4),
+        add=module.define("phase_add", lambda v, control: _add(v, Words(v.emitter, control)), 1),
     )
 
 
@@ -326,7 +326,7 @@ def _gate_up(words: Words, kernels: Kernels, tasks: Int, pairs: Int, scratch: In
 def _add(v: Vectors, words: Words) -> None:
     with shared_work(v.emitter, words.control, words[Word.TOKENS]) as token:
         row_bytes = words[Word.HIDDEN] * F32_BYTES
-        with v.emitter.loop(token * row_bytes, (token + 1) * row_bytes, VECTOR_BYTES) as offset:
+        with v.emitter.loop(token * row_bytes, (token + 1) * row_bytes, v.vector_bytes) as offset:
             x = words[Word.X] + offset
             v.store(x, v.load(x) + v.load(words[Word.ADDED] + offset))
 

@@ -3,13 +3,15 @@
 Must not know: how, who asks.
 """
 
+from collections.abc import Iterable
 from typing import Final
+
+import attrs
 
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.simd.machine import Machine, find_machine
-from layered_llm.runtime.simd.vectors import LANES
 
-_LEAST_HEAD_DIM: Final = 2 * LANES
+_NARROW_LANES: Final = 8
 
 
 def find_support(config: ModelConfig) -> Machine | str:
@@ -20,8 +22,16 @@ def find_support(config: ModelConfig) -> Machine | str:
         "intermediate_size": config.intermediate_size,
     }
     for name, size in sizes.items():
-        if size % LANES:
-            return f"the model's {name} of {size} is no multiple of {LANES}"
-    if config.head_dim < _LEAST_HEAD_DIM:
-        return f"the model's head_dim of {config.head_dim} is below {_LEAST_HEAD_DIM}"
-    return find_machine()
+        if size % _NARROW_LANES:
+            return f"the model's {name} of {size} is no multiple of {_NARROW_LANES}"
+    if config.head_dim < 2 * _NARROW_LANES:
+        return f"the model's head_dim of {config.head_dim} is below {2 * _NARROW_LANES}"
+    machine = find_machine()
+    if isinstance(machine, str) or _fits(machine.lanes, config.head_dim, sizes.values()):
+        return machine
+    return attrs.evolve(machine, lanes=_NARROW_LANES)
+
+
+def _fits(lanes: int, head_dim: int, sizes: Iterable[int]) -> bool:
+    """Whether sizes are whole vectors, and half a head is one at least."""
+    return head_dim >= 2 * lanes and not any(size % lanes for size in sizes)

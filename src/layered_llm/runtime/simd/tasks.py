@@ -3,39 +3,27 @@
 Must not know: threads, steps, kernels.
 """
 
-from typing import Final
-
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.matrices import Float32s, WeightMatrix
-from layered_llm.runtime.simd.control import MAX_TASK_ROWS, LayerWord, TaskWord
+from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
 
 Int64s = NDArray[np.int64]
 
-_WIDE_COLUMNS: Final = 4096
-"""Rows that are longer than this make smaller tasks, so that a task's rows in fp32 stay in a core's cache."""
-_WIDE_TASK_ROWS: Final = 8
-
-
-def task_rows(columns: int) -> int:
-    """How many rows of a matrix make a task."""
-    return MAX_TASK_ROWS if columns <= _WIDE_COLUMNS else _WIDE_TASK_ROWS
-
 
 def tasks_of(matrix: WeightMatrix, bias: Float32s | None = None) -> Int64s:
     """One row of `TaskWord`s for each task. The matrix and the bias must outlive them."""
-    step = task_rows(matrix.columns)
-    firsts = np.arange(0, matrix.rows, step)
+    firsts = np.arange(0, matrix.rows, TASK_ROWS)
     tasks = np.zeros((len(firsts), len(TaskWord)), np.int64)
     tasks[:, TaskWord.FORMAT] = FORMAT_NUMBERS[matrix.format]
     tasks[:, TaskWord.WEIGHTS] = address_of(matrix.data) + firsts * matrix.data.shape[1]
     tasks[:, TaskWord.ROW_BYTES] = matrix.data.shape[1]
-    tasks[:, TaskWord.ROWS] = np.minimum(step, matrix.rows - firsts)
+    tasks[:, TaskWord.ROWS] = np.minimum(TASK_ROWS, matrix.rows - firsts)
     tasks[:, TaskWord.OUTPUT] = firsts
     if bias is not None:
         tasks[:, TaskWord.BIAS] = address_of(bias) + firsts * bias.itemsize

@@ -1,6 +1,8 @@
-"""Vectors of 8 fp32 numbers as Python expressions that emit LLVM instructions.
+"""Vectors of fp32 numbers as Python expressions that emit LLVM instructions.
 
 Must not know: kernels, weight formats.
+
+A module's vectors all have as many numbers as its `lanes` say: 8, or 16 where the machine has AVX-512.
 
 No operation may be reordered or contracted by the compiler: a sum has the order in which it is written, and the same code
 gives the same bits whatever surrounds it. Loads and stores need no alignment.
@@ -15,27 +17,39 @@ from llvmlite import ir
 
 from layered_llm.runtime.simd.emitter import I8, I32, CodeModule, Emitter, Function, Int
 
-LANES: Final = 8
-VECTOR_BYTES: Final = 4 * LANES
-
 F32: Final = ir.FloatType()
 HALF: Final = ir.HalfType()
 I16: Final = ir.IntType(16)
 F32_BYTES: Final = 4
 
 
-def lanes_of(kind: Any, lanes: int = LANES) -> Any:
-    return ir.VectorType(kind, lanes)
-
-
-VECTOR: Final = lanes_of(F32)
 _QUAD: Final = 4
+_FOLDED_LANES: Final = 8
 _LARGEST_HALF: Final = 65_504.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class VectorModule:
+    """Functions over vectors of one size that are compiled together."""
+
+    code: CodeModule
+    lanes: int
+    """Numbers of a vector: 8 or 16."""
+    registers: int
+    """Vector registers of the machine: 16, or 32 with AVX-512."""
+
+    @property
+    def vector_bytes(self) -> int:
+        return F32_BYTES * self.lanes
+
+    def define(self, name: str, emit: "VectorKernel", parameters: int) -> Function:
+        """Generates the function `name` of the code that `emit` emits."""
+        return self.code.function(name, lambda emitter, *arguments: emit(Vectors(self, emitter), *arguments), parameters)
 
 
 @attrs.frozen(eq=False)
 class Vector:
-    """8 fp32 numbers."""
+    """As many fp32 numbers as the module's vectors have."""
 
     vectors: "Vectors"
     value: Any
@@ -61,7 +75,7 @@ class Accumulator:
     place: Any
 
     def get(self) -> Vector:
-        return Vector(self.vectors, self.vectors.builder.load(self.place, typ=VECTOR))
+        return Vector(self.vectors, self.vectors.builder.load(self.place, typ=self.vectors.kind))
 
     def set(self, value: Vector) -> None:
         self.vectors.builder.store(value.value, self.place)
@@ -71,60 +85,79 @@ class Accumulator:
 class Vectors:
     """The vector operations of one function."""
 
-    module: CodeModule
+    module: VectorModule
     emitter: Emitter
 
     @property
     def builder(self) -> Any:
         return self.emitter.builder
 
+    @property
+    def lanes(self) -> int:
+        return self.module.lanes
+
+    @property
+    def vector_bytes(self) -> int:
+        return self.module.vector_bytes
+
+    @property
+    def kind(self) -> Any:
+        return self.lanes_of(F32)
+
+    def lanes_of(self, kind: Any, lanes: int | None = None) -> Any:
+        """The type of as many elements of `kind` as a vector has, or of `lanes`."""
+        return ir.VectorType(kind, self.lanes if lanes is None else lanes)
+
+    def same(self, kind: Any, number: int) -> Any:
+        """A constant: the integer in all lanes."""
+        return ir.Constant(self.lanes_of(kind), [number] * self.lanes)
+
     def constant(self, number: float) -> Vector:
-        return Vector(self, ir.Constant(VECTOR, [_nearest_fp32(number)] * LANES))
+        return Vector(self, ir.Constant(self.kind, [_nearest_fp32(number)] * self.lanes))
 
     def accumulator(self, start: Vector | None = None) -> Accumulator:
-        result = Accumulator(self, self.emitter.stack_place(VECTOR))
+        result = Accumulator(self, self.emitter.stack_place(self.kind))
         result.set(self.constant(0.0) if start is None else start)
         return result
 
     def load(self, address: Int) -> Vector:
-        return Vector(self, self._load(address, VECTOR))
+        return Vector(self, self._load(address, self.kind))
 
     def store(self, address: Int, value: Vector) -> None:
         self.builder.store(value.value, self.emitter.pointer(address), align=1)
 
     def load_halfs(self, address: Int) -> Vector:
         """Fp16 numbers."""
-        return Vector(self, self.builder.fpext(self._load(address, lanes_of(HALF)), VECTOR))
+        return Vector(self, self.builder.fpext(self._load(address, self.lanes_of(HALF)), self.kind))
 
     def store_halfs(self, address: Int, value: Vector) -> None:
         """Rounded to the nearest fp16 numbers that are finite; what is not a number stays none."""
         largest, lowest = self.constant(_LARGEST_HALF), self.constant(-_LARGEST_HALF)
         bounded = self.minimum(largest, self.maximum(lowest, value))
-        self.builder.store(self.builder.fptrunc(bounded.value, lanes_of(HALF)), self.emitter.pointer(address), align=1)
+        self.builder.store(self.builder.fptrunc(bounded.value, self.lanes_of(HALF)), self.emitter.pointer(address), align=1)
 
     def load_bfloats(self, address: Int) -> Vector:
         """Bf16 numbers: the upper halves of fp32 ones."""
-        builder, wide = self.builder, lanes_of(I32)
-        bits = builder.zext(self._load(address, lanes_of(I16)), wide)
-        return Vector(self, builder.bitcast(builder.shl(bits, ir.Constant(wide, [16] * LANES)), VECTOR))
+        builder, wide = self.builder, self.lanes_of(I32)
+        bits = builder.zext(self._load(address, self.lanes_of(I16)), wide)
+        return Vector(self, builder.bitcast(builder.shl(bits, self.same(I32, 16)), self.kind))
 
     def load_bytes(self, address: Int) -> Any:
-        """8 bytes as they are."""
-        return self._load(address, lanes_of(I8))
+        """A vector of bytes as they are."""
+        return self._load(address, self.lanes_of(I8))
 
     def splat(self, address: Int) -> Vector:
-        """The fp32 number at `address`, 8 times."""
+        """The fp32 number at `address`, in all lanes."""
         return self._spread(self._load(address, F32))
 
-    def splat_half(self, address: Int) -> Vector:
-        """The fp16 number at `address`, 8 times."""
-        pair = lanes_of(HALF, 1)
-        wide = self.builder.fpext(self._load(address, pair), lanes_of(F32, 1))
-        return Vector(self, self.builder.shuffle_vector(wide, wide, ir.Constant(lanes_of(I32), [0] * LANES)))
+    def widen_pair(self, source: Int, target: Int) -> None:
+        """Writes two fp16 numbers as fp32."""
+        wide = self.builder.fpext(self._load(source, self.lanes_of(HALF, 2)), self.lanes_of(F32, 2))
+        self.builder.store(wide, self.emitter.pointer(target), align=1)
 
     def fma(self, x: Vector, y: Vector, z: Vector) -> Vector:
         """x * y + z, rounded once."""
-        return self._called("llvm.fma.v8f32", x, y, z)
+        return self._called("fma", x, y, z)
 
     def maximum(self, x: Vector, y: Vector) -> Vector:
         """The larger number of each pair; `y` where one is not a number."""
@@ -139,30 +172,31 @@ class Vectors:
 
         Cephes' expf: reduction by multiples of ln 2, polynomial of degree 6.
         """
-        builder, integers = self.builder, lanes_of(I32)
+        builder, integers = self.builder, self.lanes_of(I32)
         bounded = self.minimum(self.constant(_EXP_HIGHEST), self.maximum(self.constant(_EXP_LOWEST), x))
-        turns = self._called("llvm.rint.v8f32", bounded * self.constant(1.44269504088896341))
+        turns = self._called("rint", bounded * self.constant(1.44269504088896341))
         rest = self.fma(turns, self.constant(-0.693359375), bounded)
         rest = self.fma(turns, self.constant(2.12194440e-4), rest)
         series = self.constant(_EXP_SERIES[0])
         for coefficient in _EXP_SERIES[1:]:
             series = self.fma(series, rest, self.constant(coefficient))
         mantissa = self.fma(series, rest * rest, rest) + self.constant(1.0)
-        exponent = builder.add(builder.fptosi(turns.value, integers), ir.Constant(integers, [127] * LANES))
-        power = Vector(self, builder.bitcast(builder.shl(exponent, ir.Constant(integers, [23] * LANES)), VECTOR))
+        exponent = builder.add(builder.fptosi(turns.value, integers), self.same(I32, 127))
+        power = Vector(self, builder.bitcast(builder.shl(exponent, self.same(I32, 23)), self.kind))
         is_low = builder.fcmp_ordered("<", x.value, self.constant(_EXP_LOWEST).value)
         return self._selected(is_low, self.constant(0.0), mantissa * power)
 
     def first_lanes(self, count: Int, x: Vector, otherwise: Vector) -> Vector:
         """The first `count` numbers of `x`, the others of `otherwise`."""
-        numbers = lanes_of(I32)
+        numbers = self.lanes_of(I32)
         bound = self._spread_value(self.builder.trunc(count.value, I32), numbers)
-        is_first = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), bound)
+        is_first = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(self.lanes))), bound)
         return self._selected(is_first, x, otherwise)
 
     def sums(self, four: Sequence[Vector]) -> Any:
         """<4 x float>: the sum of each of 4 vectors; the order within a vector is the same for all."""
-        first, second = self._pair_sums(four[0], four[1]), self._pair_sums(four[2], four[3])
+        eights = [self._folded(each.value) for each in four]
+        first, second = self._pair_sums(eights[0], eights[1]), self._pair_sums(eights[2], eights[3])
         quads = self.builder.fadd(
             self._shuffled(first, second, [0, 1, 8, 9, 4, 5, 12, 13]),
             self._shuffled(first, second, [2, 3, 10, 11, 6, 7, 14, 15]),
@@ -170,13 +204,16 @@ class Vectors:
         return self.builder.fadd(self._shuffled(quads, quads, [0, 1, 2, 3]), self._shuffled(quads, quads, [4, 5, 6, 7]))
 
     def spread_sum(self, x: Vector) -> Vector:
-        """The sum of the 8 numbers, 8 times, in the order of `sums`."""
+        """The sum of the numbers in all lanes, in the order of `sums`."""
         return self._spread(self._first(self.sums([x] * 4)))
 
     def spread_maximum(self, x: Vector) -> Vector:
-        """The largest of the 8 numbers, 8 times."""
-        for distance in (4, 2, 1):
-            x = self.maximum(x, Vector(self, self._shuffled(x.value, x.value, [lane ^ distance for lane in range(LANES)])))
+        """The largest of the numbers in all lanes."""
+        distance = self.lanes // 2
+        while distance:
+            others = self._shuffled(x.value, x.value, [lane ^ distance for lane in range(self.lanes)])
+            x = self.maximum(x, Vector(self, others))
+            distance //= 2
         return x
 
     def store_first(self, address: Int, value: Any, count: int) -> None:
@@ -188,27 +225,52 @@ class Vectors:
             number = self.builder.extract_element(value, I32(lane))
             self.builder.store(number, self.emitter.pointer(address + F32_BYTES * lane), align=1)
 
+    def add_first(self, address: Int, value: Any, count: int, continues: Int) -> None:
+        """Adds the first `count` of 4 numbers to what is at `address`; if `continues` is 0, to zeros."""
+        quad = self.lanes_of(F32, _QUAD)
+        if count == _QUAD:
+            before = self._load(address, quad)
+        else:
+            before = ir.Constant(quad, None)
+            for lane in range(count):
+                before = self.builder.insert_element(before, self._load(address + F32_BYTES * lane, F32), I32(lane))
+        begun = self.builder.select(continues.differs(0).value, before, ir.Constant(quad, [0.0] * _QUAD))
+        self.store_first(address, self.builder.fadd(begun, value), count)
+
     def store_lane(self, address: Int, x: Vector) -> None:
-        """The first of the 8 numbers."""
+        """The first of the numbers."""
         self.builder.store(self._first(x.value), self.emitter.pointer(address), align=1)
 
     def root(self, x: Vector) -> Vector:
-        return self._called("llvm.sqrt.v8f32", x)
+        return self._called("sqrt", x)
 
     def prefetch(self, address: Int) -> None:
         """Asks for the cache line at `address`, which need not exist."""
-        function = self.module.intrinsic("llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(), I32, I32, I32])
+        function = self.module.code.intrinsic("llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(), I32, I32, I32])
         self.builder.call(function, [self.emitter.pointer(address), I32(0), I32(3), I32(1)])
 
+    def lane_numbers(self) -> Vector:
+        """0, 1, 2 …"""
+        return Vector(self, ir.Constant(self.kind, [float(lane) for lane in range(self.lanes)]))
+
+    def of_integers(self, integers: Any) -> Vector:
+        """A vector of int32 as fp32."""
+        return Vector(self, self.builder.sitofp(integers, self.kind))
+
+    def looked_up(self, table: Vector, lanes: Any) -> Vector:
+        """In each lane, the number of `table` in the lane that the low 4 bits say: of vectors of 16 numbers only."""
+        function = self.module.code.intrinsic("llvm.x86.avx512.permvar.sf.512", self.kind, [self.kind, self.lanes_of(I32)])
+        return Vector(self, self.builder.call(function, [table.value, lanes]))
+
     def of_integer(self, number: Int) -> Vector:
-        """The integer as fp32, 8 times."""
+        """The integer as fp32, in all lanes."""
         return self._spread(self.builder.sitofp(number.value, F32))
 
     def _selected(self, condition: Any, x: Vector, y: Vector) -> Vector:
         return Vector(self, self.builder.select(condition, x.value, y.value))
 
     def _called(self, name: str, *arguments: Vector) -> Vector:
-        function = self.module.intrinsic(name, VECTOR, [VECTOR] * len(arguments))
+        function = self.module.code.intrinsic(f"llvm.{name}.v{self.lanes}f32", self.kind, [self.kind] * len(arguments))
         return Vector(self, self.builder.call(function, [argument.value for argument in arguments]))
 
     def _load(self, address: Int, kind: Any) -> Any:
@@ -218,30 +280,32 @@ class Vectors:
         return self.builder.extract_element(value, I32(0))
 
     def _spread(self, number: Any) -> Vector:
-        return Vector(self, self._spread_value(number, VECTOR))
+        return Vector(self, self._spread_value(number, self.kind))
 
     def _spread_value(self, number: Any, kind: Any) -> Any:
         nothing = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(nothing, number, I32(0))
-        return self.builder.shuffle_vector(first, nothing, ir.Constant(lanes_of(I32), [0] * LANES))
+        return self.builder.shuffle_vector(first, nothing, ir.Constant(self.lanes_of(I32), [0] * self.lanes))
 
-    def _pair_sums(self, x: Vector, y: Vector) -> Any:
+    def _folded(self, value: Any) -> Any:
+        """8 numbers: the upper half is added to the lower one where there are 16."""
+        if self.lanes == _FOLDED_LANES:
+            return value
+        lower, upper = (list(range(first, first + _FOLDED_LANES)) for first in (0, _FOLDED_LANES))
+        return self.builder.fadd(self._shuffled(value, value, lower), self._shuffled(value, value, upper))
+
+    def _pair_sums(self, x: Any, y: Any) -> Any:
         return self.builder.fadd(
-            self._shuffled(x.value, y.value, [0, 8, 2, 10, 4, 12, 6, 14]),
-            self._shuffled(x.value, y.value, [1, 9, 3, 11, 5, 13, 7, 15]),
+            self._shuffled(x, y, [0, 8, 2, 10, 4, 12, 6, 14]),
+            self._shuffled(x, y, [1, 9, 3, 11, 5, 13, 7, 15]),
         )
 
     def _shuffled(self, x: Any, y: Any, lanes: Sequence[int]) -> Any:
-        return self.builder.shuffle_vector(x, y, ir.Constant(lanes_of(I32, len(lanes)), list(lanes)))
+        return self.builder.shuffle_vector(x, y, ir.Constant(self.lanes_of(I32, len(lanes)), list(lanes)))
 
 
 VectorKernel = Callable[..., None]
 """Emits a kernel: takes the function's vector operations, then its arguments."""
-
-
-def define(module: CodeModule, name: str, emit: VectorKernel, parameters: int) -> Function:
-    """Generates the function `name` of the code that `emit` emits."""
-    return module.function(name, lambda emitter, *arguments: emit(Vectors(module, emitter), *arguments), parameters)
 
 
 _EXP_LOWEST: Final = -87.0

@@ -1,4 +1,4 @@
-"""Reads 32 or 8 weights of any format as fp32 vectors.
+"""Reads 32 weights, or a vector of them, of any format as fp32 vectors.
 
 Must not know: what is computed with them.
 
@@ -6,59 +6,74 @@ The numbers are exactly those of `WeightMatrix.dequantized`: a product of an fp1
 number, so that only the sum of Q4_1 rounds, once in both.
 """
 
-from typing import Any, Final, assert_never
-
-from llvmlite import ir
+from collections.abc import Callable
+from typing import Final, assert_never
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.emitter import I32, Int
-from layered_llm.runtime.simd.vectors import LANES, VECTOR, Vector, Vectors, lanes_of
+from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
 
 UNIT_COLUMNS: Final = 32
 """Weights that are read together: a block of the quantized formats."""
-_PARTS: Final = UNIT_COLUMNS // LANES
+SCALES_BYTES: Final = 8
+"""Room for the scales of a unit: two fp32 numbers, of which some formats use the first."""
 _SCALE_BYTES: Final = 2
+_NIBBLE_BYTES: Final = 16
+"""Of a block of 4-bit codes."""
+_CODES: Final = 16
 
 
-def read_unit(v: Vectors, weight_format: WeightFormat, address: Int) -> list[Vector]:
-    """The 32 weights at `address`."""
+def read_scales(v: Vectors, weight_format: WeightFormat, row: Int, units: Int, target: Int) -> None:
+    """Writes the scales of the first `units` units of a row as fp32, `SCALES_BYTES` for each.
+
+    A pass of its own: from memory, a number is in all lanes at once, while shuffles are what reading 4-bit weights waits for.
+    """
+    if weight_format.block_columns == 1:
+        return
+    with v.emitter.loop(0, units) as unit:
+        v.widen_pair(row + unit * weight_format.block_bytes, target + unit * SCALES_BYTES)
+
+
+def read_unit(v: Vectors, weight_format: WeightFormat, address: Int, scales: Int) -> list[Vector]:
+    """The 32 weights at `address`, whose scales have been read."""
     match weight_format:
         case WeightFormat.F32 | WeightFormat.BF16 | WeightFormat.F16:
-            step = weight_format.row_bytes(LANES)
-            return [read_lanes(v, weight_format, address + step * part) for part in range(_PARTS)]
+            step = weight_format.row_bytes(v.lanes)
+            return [read_lanes(v, weight_format, address + step * part) for part in range(UNIT_COLUMNS // v.lanes)]
         case WeightFormat.Q8_0:
-            scale = v.splat_half(address)
+            scale = v.splat(scales)
             return [code * scale for code in _bytes(v, address + _SCALE_BYTES)]
         case WeightFormat.Q4_0:
-            scale = v.splat_half(address)
-            return [(code - v.constant(8.0)) * scale for code in _nibbles(v, address + _SCALE_BYTES)]
+            scale = v.splat(scales)
+            return _coded(v, address + _SCALE_BYTES, lambda code: (code - v.constant(8.0)) * scale)
         case WeightFormat.Q4_1:
-            scale, lowest = v.splat_half(address), v.splat_half(address + _SCALE_BYTES)
-            return [v.fma(code, scale, lowest) for code in _nibbles(v, address + 2 * _SCALE_BYTES)]
+            scale, lowest = v.splat(scales), v.splat(scales + F32_BYTES)
+            return _coded(v, address + 2 * _SCALE_BYTES, lambda code: v.fma(code, scale, lowest))
         case _:
             assert_never(weight_format)
 
 
 def read_lanes(v: Vectors, weight_format: WeightFormat, address: Int) -> Vector:
-    """The 8 weights at `address`, of a format without blocks."""
+    """A vector of the weights at `address`, of a format without blocks."""
     if weight_format is WeightFormat.F32:
         return v.load(address)
     return v.load_bfloats(address) if weight_format is WeightFormat.BF16 else v.load_halfs(address)
 
 
 def _bytes(v: Vectors, address: Int) -> list[Vector]:
-    parts = (v.load_bytes(address + LANES * part) for part in range(_PARTS))
-    return [_as_floats(v, v.builder.sext(part, lanes_of(I32))) for part in parts]
+    parts = (v.load_bytes(address + v.lanes * part) for part in range(UNIT_COLUMNS // v.lanes))
+    return [v.of_integers(v.builder.sext(part, v.lanes_of(I32))) for part in parts]
 
 
-def _nibbles(v: Vectors, address: Int) -> list[Vector]:
-    """The low nibbles of 16 bytes, then the high ones."""
-    wide = lanes_of(I32)
-    halves = [v.builder.zext(v.load_bytes(address + LANES * half), wide) for half in range(2)]
-    low = [v.builder.and_(half, ir.Constant(wide, [15] * LANES)) for half in halves]
-    high = [v.builder.lshr(half, ir.Constant(wide, [4] * LANES)) for half in halves]
-    return [_as_floats(v, part) for part in (*low, *high)]
+def _coded(v: Vectors, address: Int, weight_of: Callable[[Vector], Vector]) -> list[Vector]:
+    """The weights of the low nibbles of 16 bytes, then those of the high ones.
 
-
-def _as_floats(v: Vectors, integers: Any) -> Vector:
-    return Vector(v, v.builder.sitofp(integers, VECTOR))
+    Where a vector holds a weight for every code, they are looked up in it.
+    """
+    halves = [v.builder.zext(v.load_bytes(address + first), v.lanes_of(I32)) for first in range(0, _NIBBLE_BYTES, v.lanes)]
+    high = [v.builder.lshr(half, v.same(I32, 4)) for half in halves]
+    if v.lanes == _CODES:
+        weights = weight_of(v.lane_numbers())
+        return [v.looked_up(weights, codes) for codes in (*halves, *high)]
+    low = [v.builder.and_(half, v.same(I32, _CODES - 1)) for half in halves]
+    return [weight_of(v.of_integers(codes)) for codes in (*low, *high)]
