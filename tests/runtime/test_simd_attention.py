@@ -24,7 +24,7 @@ def random_pool(rng: np.random.Generator, positions: int, page_size: int, head_d
     return pool, table
 
 
-def attend(lanes: int, pool: Pool, table: Any, queries: Float32s, start: int, head: int) -> Float32s:
+def attend(lanes: int, pool: Pool, table: Any, queries: Float32s, start: int, *, head: int) -> Float32s:
     """Queries [tokens, group, head_dim], by the kernel."""
     tokens, group, head_dim = queries.shape
     target = np.full((tokens, group, head_dim), np.nan, np.float32)

@@ -18,7 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-bf16": {"dtype": torch.bfloat16},
     "llama-fp16": {"dtype": torch.float16},
-    "llama-wide": {"intermediate_size": 4128, "hidden_size": 48, "head_dim": 16},
+    "llama-wide": {"intermediate_size": 4128, "hidden_size": 48, "head_dim": 32},
     "llama-odd": {"hidden_size": 40, "intermediate_size": 104, "head_dim": 24, "vocab_size": 131},
     "qwen2-groups-of-7": {"model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 32},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
@@ -44,7 +44,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
-    make_checkpoint(directory)
+    make_checkpoint(directory, head_dim=32)
     return directory
 
 

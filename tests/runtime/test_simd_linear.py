@@ -18,9 +18,7 @@ TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 25, 31]
     ],
 )
 @pytest.mark.parametrize("lanes", LANES)
-def test_a_product_is_that_of_the_expanded_weights(
-    weight_format: WeightFormat, rows: int, columns: int, lanes: int
-) -> None:
+def test_a_product_is_that_of_the_expanded_weights(weight_format: WeightFormat, rows: int, columns: int, lanes: int) -> None:
     rng = np.random.default_rng(rows)
     matrix = random_matrix(rng, weight_format, rows, columns)
     for tokens in TOKENS:

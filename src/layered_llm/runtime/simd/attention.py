@@ -7,7 +7,8 @@ position 0 on, and what came before is rescaled when a larger score shows up. Al
 are one matrix, so that a key and a value are loaded once for several of them. Blocks lie at the same positions whatever a step
 computes and every query has sums of its own, so a result depends neither on the tokens beside it nor on how a prompt is cut.
 
-Where each position's key lies is looked up once for a block: pages may have any size.
+Where each position's key lies is looked up once for a block: pages may have any size. It is looked up a block ahead, and asked
+for while the block before is scored: pages lie anywhere, and the hardware does not know which comes next.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ _ADDRESS_BYTES: Final = 8
 _HIDDEN: Final = -1e30
 """The score of a position behind the query's own: its weight is 0."""
 _BLOCK_BYTES: Final = BLOCK_POSITIONS * F32_BYTES
+_ADDRESSES_BYTES: Final = BLOCK_POSITIONS * _ADDRESS_BYTES
+_LINE_BYTES: Final = 64
 
 EmitTile = Callable[[int, Int], None]
 """Emits the work of a tile: its number of queries, and the first of them."""
@@ -34,7 +37,7 @@ EmitTile = Callable[[int, Int], None]
 
 def scratch_bytes(queries: int, head_dim: int) -> int:
     """What a thread needs for so many queries."""
-    return BLOCK_POSITIONS * _ADDRESS_BYTES + queries * (_BLOCK_BYTES + 2 * F32_BYTES + head_dim * F32_BYTES)
+    return 2 * _ADDRESSES_BYTES + queries * (_BLOCK_BYTES + 2 * F32_BYTES + head_dim * F32_BYTES)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -42,7 +45,7 @@ class Scratch:
     """A thread's own memory."""
 
     addresses: Int
-    """int64 [64]: of the block's keys."""
+    """int64 [2, 64]: of the keys of a block and of the next one, in turns."""
     scores: Int
     """fp32 [queries, 64]: scores, then weights."""
     largest: Int
@@ -54,7 +57,7 @@ class Scratch:
 
     @classmethod
     def at(cls, address: Int, queries: Int) -> "Scratch":
-        scores = address + BLOCK_POSITIONS * _ADDRESS_BYTES
+        scores = address + 2 * _ADDRESSES_BYTES
         largest = scores + queries * _BLOCK_BYTES
         totals = largest + queries * F32_BYTES
         return cls(addresses=address, scores=scores, largest=largest, totals=totals, sums=totals + queries * F32_BYTES)
@@ -101,6 +104,11 @@ class Block:
     first: Int
     """The first position."""
     count: Int
+    addresses: Int
+    """Of its keys."""
+    next_count: Int
+    """Of the block behind it; none behind the last, where it is 0 or less."""
+    next_addresses: Int
 
 
 @attrs.define(kw_only=True)
@@ -128,10 +136,13 @@ class AttentionKernels:
             queries, end = item.tokens * item.group, item.start + item.tokens
             scratch = Scratch.at(item.scratch, queries)
             _begin(v, item, scratch, queries)
+            count = end.minimum(BLOCK_POSITIONS)
+            self._look_up(v, item, v.emitter.integer(0), count, scratch.addresses)
+            self._ask_for(v, item, scratch.addresses, count)
             with v.emitter.loop(0, end, BLOCK_POSITIONS) as first:
-                count = (end - first).minimum(BLOCK_POSITIONS)
-                block = Block(item=item, scratch=scratch, queries=queries, first=first, count=count)
-                self._look_up(v, block)
+                block = _block(item, scratch, queries, first, end)
+                with v.emitter.when(block.next_count > 0):
+                    self._look_up(v, item, first + BLOCK_POSITIONS, block.next_count, block.next_addresses)
                 self._score(v, block, score_tiles)
                 with v.emitter.loop(0, queries) as query:
                     _weigh(v, block, query)
@@ -147,14 +158,14 @@ class AttentionKernels:
     def _load(self, v: Vectors, address: Int) -> Vector:
         return v.load_halfs(address) if self.is_half else v.load(address)
 
-    def _look_up(self, v: Vectors, block: Block) -> None:
-        """Writes the addresses of the block's keys; those that fill up the last tile are the last key's."""
-        k, item, addresses = v.emitter, block.item, block.scratch.addresses
-        key_bytes = item.head_dim * self.number_bytes
-        page, offset = k.variable(block.first // item.page_size), k.variable(block.first % item.page_size)
+    def _look_up(self, v: Vectors, item: Item, *rest: Int) -> None:
+        """Writes the addresses of a block's keys; those that fill up the last tile are the last key's."""
+        first, count, addresses = rest
+        k, key_bytes = v.emitter, item.head_dim * self.number_bytes
+        page, offset = k.variable(first // item.page_size), k.variable(first % item.page_size)
         key = k.variable(0)
         page_at = k.variable(item.keys + k.load_int32(item.page_table + page.get() * 4) * item.page_bytes)
-        with k.loop(0, block.count) as position:
+        with k.loop(0, count) as position:
             with k.when(offset.get().equals(item.page_size)):
                 page.set(page.get() + 1)
                 offset.set(0)
@@ -162,17 +173,32 @@ class AttentionKernels:
             key.set(page_at.get() + offset.get() * key_bytes)
             k.store_int(addresses + position * _ADDRESS_BYTES, key.get())
             offset.set(offset.get() + 1)
-        with k.loop(block.count, _rounded_up(block.count, _KEY_TILE)) as position:
+        with k.loop(count, _rounded_up(count, _KEY_TILE)) as position:
             k.store_int(addresses + position * _ADDRESS_BYTES, key.get())
+
+    def _ask_for(self, v: Vectors, item: Item, addresses: Int, count: Int) -> None:
+        """Prefetches the first `count` keys at `addresses`, and their values.
+
+        Into the second cache: the first one is full of the block before.
+        """
+        k, key_bytes = v.emitter, item.head_dim * self.number_bytes
+        with k.loop(0, count) as position:
+            key = k.load_int(addresses + position * _ADDRESS_BYTES)
+            with k.loop(0, key_bytes, _LINE_BYTES) as line:
+                v.prefetch(key + line, cache=2)
+                v.prefetch(key + item.page_size * key_bytes + line, cache=2)
 
     def _score(self, v: Vectors, block: Block, tiles: dict[int, Function]) -> None:
         k, item, scratch = v.emitter, block.item, block.scratch
 
         def emit(tile: Function, first: Int) -> None:
             with k.loop(0, block.count, _KEY_TILE) as key:
+                with k.when(first.equals(0)):
+                    asked = (block.next_count - key).minimum(_KEY_TILE)
+                    self._ask_for(v, item, block.next_addresses + key * _ADDRESS_BYTES, asked)
                 tile(
                     item.queries + first * item.head_dim * F32_BYTES,
-                    scratch.addresses + key * _ADDRESS_BYTES,
+                    block.addresses + key * _ADDRESS_BYTES,
                     item.head_dim,
                     scratch.scores + first * _BLOCK_BYTES + key * F32_BYTES,
                 )
@@ -187,7 +213,7 @@ class AttentionKernels:
         def emit(tile: Function, first: Int, column: Int) -> None:
             tile(
                 scratch.scores + first * _BLOCK_BYTES,
-                scratch.addresses,
+                block.addresses,
                 values + column * self.number_bytes,
                 block.count,
                 scratch.sums + (first * item.head_dim + column) * F32_BYTES,
@@ -245,6 +271,21 @@ class AttentionKernels:
                     v.store(target, accumulator.get())
 
         return self.module.define(f"values_{self._suffix}_{rows}x{vectors}", emit, 6)
+
+
+def _block(item: Item, scratch: Scratch, queries: Int, first: Int, end: Int) -> Block:
+    """The block that begins at `first`, of positions below `end`."""
+    turn = first // BLOCK_POSITIONS % 2 * _ADDRESSES_BYTES
+    return Block(
+        item=item,
+        scratch=scratch,
+        queries=queries,
+        first=first,
+        count=(end - first).minimum(BLOCK_POSITIONS),
+        addresses=scratch.addresses + turn,
+        next_count=(end - first - BLOCK_POSITIONS).minimum(BLOCK_POSITIONS),
+        next_addresses=scratch.addresses + _ADDRESSES_BYTES - turn,
+    )
 
 
 def _in_tiles(v: Vectors, queries: Int, emit: EmitTile) -> None:

@@ -69,8 +69,7 @@ class LinearKernels:
         left = tokens % most
 
         def emit(count: int, first: Int) -> None:
-            tile = Tile(weight_format=weight_format, tokens=count, outputs=self._direct_tiles[count])
-            self._direct(v, tile, operands.at(first, 0), rows)
+            self._direct(v, weight_format, operands.at(first, 0), rows, count=count)
 
         with k.loop(0, tokens - left, most) as first:
             emit(most, first)
@@ -78,19 +77,14 @@ class LinearKernels:
             with k.when(left.equals(count)):
                 emit(count, tokens - left)
 
-    def _direct(self, v: Vectors, tile: Tile, operands: Operands, rows: Int) -> None:
-        """The tile's tokens times all rows; the rows that fill no tile one by one."""
-        k = v.emitter
-        whole = rows - rows % tile.outputs
-        with k.loop(0, whole, tile.outputs) as row:
-            self._over_columns(v, tile, operands.at(0, row))
-        with k.loop(whole, rows) as row:
-            self._over_columns(v, attrs.evolve(tile, outputs=1), operands.at(0, row))
-
-    def _over_columns(self, v: Vectors, tile: Tile, operands: Operands) -> None:
-        step = _block_columns(operands.columns)
-        with v.emitter.loop(0, operands.columns, step) as first:
-            self._tile(tile)(*_of_block(operands, tile.weight_format, first, step).arguments(), first)
+    def _direct(self, v: Vectors, weight_format: WeightFormat, operands: Operands, rows: Int, *, count: int) -> None:
+        """`count` tokens times all rows; the rows that fill no tile one by one."""
+        k, outputs = v.emitter, self._direct_tiles[count]
+        whole, step = rows - rows % outputs, _block_columns(operands.columns)
+        for first_row, end, height in ((k.integer(0), whole, outputs), (whole, rows, 1)):
+            tile = self._tile(Tile(weight_format=weight_format, tokens=count, outputs=height))
+            with k.loop(first_row, end, height) as row, k.loop(0, operands.columns, step) as first:
+                tile(*_of_block(operands.at(0, row), weight_format, first, step).arguments(), first)
 
     def _many(self, v: Vectors, weight_format: WeightFormat, operands: Operands, *rest: Int) -> None:
         tokens, rows, scratch = rest
@@ -100,7 +94,7 @@ class LinearKernels:
             panel_bytes = block.columns * (PANEL_ROWS * F32_BYTES)
             with v.emitter.loop(0, rows) as row:
                 target = scratch + row // PANEL_ROWS * panel_bytes + row % PANEL_ROWS * v.vector_bytes
-                _expand(v, weight_format, block.w + block.w_stride * row, block.columns, target, PANEL_ROWS)
+                _expand(v, weight_format, block.w + block.w_stride * row, block.columns, target, distance=PANEL_ROWS)
             self._multiply_panels(v, attrs.evolve(block, w=scratch, w_stride=panel_bytes), tokens, rows, first)
 
     def _multiply_panels(self, v: Vectors, block: Operands, tokens: Int, rows: Int, continues: Int) -> None:
@@ -131,10 +125,10 @@ def expand_row(v: Vectors, weight_format: WeightFormat, source: Int, columns: In
     with v.emitter.loop(0, columns, MAX_BLOCK_COLUMNS) as first:
         count = (columns - first).minimum(MAX_BLOCK_COLUMNS)
         at = source + first // weight_format.block_columns * weight_format.block_bytes
-        _expand(v, weight_format, at, count, target + first * F32_BYTES, 1)
+        _expand(v, weight_format, at, count, target + first * F32_BYTES, distance=1)
 
 
-def _expand(v: Vectors, weight_format: WeightFormat, source: Int, columns: Int, target: Int, distance: int) -> None:
+def _expand(v: Vectors, weight_format: WeightFormat, source: Int, columns: Int, target: Int, *, distance: int) -> None:
     """Writes a row's vectors, each as many vectors as `distance` behind the one before; at most a block of columns."""
     unit_bytes, units = weight_format.row_bytes(UNIT_COLUMNS), columns // UNIT_COLUMNS
     scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * SCALES_BYTES)

@@ -23,6 +23,8 @@ I16: Final = ir.IntType(16)
 F32_BYTES: Final = 4
 
 
+_LOCALITIES: Final = {1: 3, 2: 2}
+"""What LLVM calls the caches."""
 _QUAD: Final = 4
 _FOLDED_LANES: Final = 8
 _LARGEST_HALF: Final = 65_504.0
@@ -244,10 +246,10 @@ class Vectors:
     def root(self, x: Vector) -> Vector:
         return self._called("sqrt", x)
 
-    def prefetch(self, address: Int) -> None:
-        """Asks for the cache line at `address`, which need not exist."""
+    def prefetch(self, address: Int, *, cache: int = 1) -> None:
+        """Asks for the cache line at `address`, which need not exist, to come into the first or the second cache."""
         function = self.module.code.intrinsic("llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(), I32, I32, I32])
-        self.builder.call(function, [self.emitter.pointer(address), I32(0), I32(3), I32(1)])
+        self.builder.call(function, [self.emitter.pointer(address), I32(0), I32(_LOCALITIES[cache]), I32(1)])
 
     def lane_numbers(self) -> Vector:
         """0, 1, 2 …"""
