@@ -4,8 +4,14 @@ Must not know: which slot owns a page, kernels.
 
 A head's keys of one page lie side by side, its values behind them, so that attention reads whole stretches of memory. It begins
 as zeros that the operating system supplies when a page is first touched: a pool that is never filled is never paid for.
+
+That holds for small pages alone. numpy asks for huge ones, and each layer has a stretch of its own: the first token of a server
+would clear 2 MiB in each layer, 60 MB of the default model's, in place of the 0.7 MB that its page takes.
 """
 
+import contextlib
+import math
+import mmap
 from typing import Any
 
 import attrs
@@ -26,7 +32,8 @@ class KvPool:
     def allocate(cls, config: ModelConfig, *, pages: int, page_size_tokens: int, dtype: str) -> "KvPool":
         """`dtype` is float32 or float16. Raises MemoryError where the address space cannot hold it."""
         shape = (config.layers, pages, config.kv_heads, 2, page_size_tokens, config.head_dim)
-        return cls(np.zeros(shape, np.dtype(dtype)))
+        memory = _small_pages(math.prod(shape) * np.dtype(dtype).itemsize)
+        return cls(np.frombuffer(memory, np.dtype(dtype)).reshape(shape))
 
     @property
     def address(self) -> int:
@@ -44,3 +51,14 @@ class KvPool:
     def page_size_tokens(self) -> int:
         size: int = self._numbers.shape[4]
         return size
+
+
+def _small_pages(size_bytes: int) -> mmap.mmap:
+    """Zeros. Raises MemoryError."""
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"a KV pool of {size_bytes} bytes cannot be mapped: {error}") from error
+    with contextlib.suppress(OSError):  # a system without huge pages knows no such advice, and needs none
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
