@@ -1,7 +1,6 @@
 """This project beside transformers, llama.cpp and vLLM: the same model, the same prompts, taking turns in one run."""
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -9,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from benchmarks.compare_bare import BareResult, measure_bare
-from benchmarks.compare_engines import PEERS, Places, make_model_files, model_shape
-from benchmarks.compare_http import HttpResult, measure_http
-from benchmarks.compare_report import report_json, save_plot, tables
+from benchmarks.compare_bare import BareResult, bare_steps, cases_of, chosen_engines, measure_bare
+from benchmarks.compare_engines import PEERS, Places, make_model_files
+from benchmarks.compare_http import HttpResult, chosen_servers, http_steps, measure_http
+from benchmarks.compare_progress import Progress
+from benchmarks.compare_report import report_json, rounds_done, save_plot, tables
 from benchmarks.compare_settings import Plan
-from benchmarks.machine import this_machine
+from benchmarks.machine import Machine, this_machine
 from tqdm import tqdm
 
 HELP = """\
@@ -25,15 +25,18 @@ to the end and sleep while they are not asked. Greedy; two threads on two cores;
 Every one has the weights of the default model, as exact fp32 numbers or rounded as its name says. transformers computes with
 what its documentation advises: fp32, scaled_dot_product_attention, one batch without padding. llama.cpp has its own defaults
 and one llama_decode for all sequences of a step. vLLM runs eagerly in fp32. Ours is given steps as its scheduler gives them,
-without the rest of the server. What is not installed, or fails, is named and left out.
+without the rest of the server. What is not installed, or fails, is named and left out, and the
+rest goes on; the file of --json is written behind each round.
 
 Read it so:
   decode N          tokens/s of N sequences at a time behind contexts of 192 tokens (64 where it is quick): N by the median
                     time of a step
   prefill 512       tokens/s of one prompt of 512 tokens, up to its first token
   ( … of the limit) the same by what the machine allows for the format that the engine uses: the slower of reading its weights,
-                    keys and values once a step, and of the products of its weights (with attention, in prefill), at the best
-                    rates of a plain sum and of a product of matrices, both measured in every round
+                    keys and values once a step, and of the products of its weights (with attention, in prefill). Both rates
+                    are peaks of the machine with all threads, which no library reaches: loops of machine code that only read
+                    memory (in huge pages), and only multiply and add fp32 numbers in registers. Medians, measured before each
+                    column of every round. Who multiplies numbers of 8 or 16 bits may exceed the latter
   same text         sequences whose greedy tokens are all those of transformers
   ours / it         ratios within a round, and over the fastest llama.cpp: the median (lowest - highest) of the rounds
   HTTP              all output tokens by all time with N clients that ask at once, streamed; first token (TTFT) and the gap
@@ -56,22 +59,57 @@ def main() -> None:
     )
     plan = Plan.quick() if arguments.quick else Plan.whole()
     plan = attrs.evolve(plan, rounds=arguments.rounds or plan.rounds, families=tuple(arguments.only or plan.families))
-    machine = this_machine()
-    started_s = time.monotonic()
     make_model_files(places)
-    shape = model_shape(places)
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(tqdm(unit="measurement", file=sys.stderr, disable=None))
-        bare: BareResult = measure_bare(plan, places, shape, progress)
-        http: HttpResult = measure_http(plan, places, progress)
-    minutes = (time.monotonic() - started_s) / 60
-    title = f"{machine}; {plan.rounds} rounds, {minutes:.0f} minutes"
-    print(f"{title}\n\n{tables(bare, http)}")
-    if arguments.json is not None:
-        report = report_json(machine, plan, bare, http)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if arguments.plot is not None:
-        save_plot(title, bare, http, arguments.plot)
+    comparison = Comparison(
+        plan=plan,
+        places=places,
+        json_file=arguments.json,
+        machine=this_machine(),
+        bare=BareResult(cases=cases_of(plan)),
+        http=HttpResult(batches=plan.http_batches),
+    )
+    try:
+        comparison.measure()
+    finally:
+        print(f"{comparison.title()}\n\n{tables(comparison.bare, comparison.http)}")
+        comparison.keep()
+        if arguments.plot is not None:
+            save_plot(comparison.title(), comparison.bare, comparison.http, arguments.plot)
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """One run; what it has measured so far outlives it."""
+
+    plan: Plan
+    places: Places
+    json_file: Path | None
+    machine: Machine
+    bare: BareResult
+    http: HttpResult
+    began_s: float = attrs.Factory(time.monotonic)
+
+    def measure(self) -> None:
+        plan, places = self.plan, self.places
+        starts = len(chosen_engines(plan, places)) + len(chosen_servers(plan, places)) + 1
+        steps = starts + plan.rounds * (bare_steps(plan, places) + http_steps(plan, places))
+        with tqdm(total=steps, unit="step", file=sys.stderr, smoothing=0, dynamic_ncols=True) as bar:
+            progress = Progress(bar)
+            measure_bare(plan, places, self.bare, progress, self.keep)
+            measure_http(plan, places, self.http, progress, self.keep)
+
+    def keep(self) -> None:
+        """The file is complete at any time."""
+        if self.json_file is not None:
+            report = report_json(self.machine, self.plan, self.bare, self.http)
+            unfinished = self.json_file.with_name(f"{self.json_file.name}.unfinished")
+            unfinished.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            unfinished.replace(self.json_file)
+
+    def title(self) -> str:
+        minutes = (time.monotonic() - self.began_s) / 60
+        bare, http = rounds_done(self.bare.samples), rounds_done(self.http.samples)
+        return f"{self.machine}; {bare} rounds, {http} over HTTP, {minutes:.0f} minutes"
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:

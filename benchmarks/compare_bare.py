@@ -2,11 +2,11 @@
 
 import contextlib
 import statistics
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import attrs
 from benchmarks.compare_engines import (
@@ -19,13 +19,14 @@ from benchmarks.compare_engines import (
     Places,
     engines,
     is_installed,
+    model_shape,
 )
+from benchmarks.compare_progress import Progress, rounds_within
 from benchmarks.compare_settings import Plan
 from benchmarks.peers.protocol import Decoded, Setup
 from benchmarks.processor_time import ProcessorTimes
 from benchmarks.worker_process import Worker, WorkerError, worker
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from layered_llm.client.bench.prompts import WORDS
 
@@ -33,8 +34,6 @@ OPEN_TIMEOUT_S: Final = 300.0
 CALL_TIMEOUT_S: Final = 120.0
 WARM_UP_STEPS: Final = 2
 FLOPS_OF_WEIGHT: Final = 2
-LIMIT_REPEATS: Final = 3
-"""In each round: the limit is what the machine can do at best."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,22 +92,28 @@ def cases_of(plan: Plan) -> list[Case]:
     return [*decodes, Case(name=f"prefill {plan.prompt_tokens}", tokens=plan.prompt_tokens, is_decode=False)]
 
 
-def measure_bare(plan: Plan, places: Places, shape: ModelShape, progress: "tqdm[Any]") -> BareResult:
-    """Opens all engines, measures them in rounds, and ends them."""
+def measure_bare(plan: Plan, places: Places, result: BareResult, progress: Progress, keep: Callable[[], None]) -> None:
+    """Opens all engines, measures them in rounds, and ends them; `keep` is called behind each round."""
     tokenizer = Tokenizer.from_file(str(places.hugging_face / "tokenizer.json"))
-    result = BareResult(cases=cases_of(plan))
+    commands = chosen_engines(plan, places)
     with contextlib.ExitStack() as stack:
-        contexts = contexts_of(plan, tokenizer)
-        opened = _open_all(stack, [one for one in engines(places) if one.family in {OURS, *plan.families}], contexts, result)
-        rounds = Rounds(plan=plan, shape=shape, tokenizer=tokenizer, result=result, progress=progress)
-        began_s, longest_s = time.monotonic(), 0.0
-        for number in range(plan.rounds):
-            round_began_s = time.monotonic()
-            if round_began_s + longest_s > began_s + plan.bare_limit_s:
-                break
+        opened = _open_all(stack, commands, contexts_of(plan, tokenizer), result, progress)
+        measured_names = [command.name for command in commands if command.name != ROOFLINE]
+        rounds = Rounds(
+            plan=plan, shape=model_shape(places), tokenizer=tokenizer, names=measured_names, result=result, progress=progress
+        )
+        for number in rounds_within(plan.rounds, plan.bare_limit_s, progress, bare_steps(plan, places)):
             rounds.run(number, opened)
-            longest_s = max(longest_s, time.monotonic() - round_began_s)
-    return result
+            keep()
+
+
+def chosen_engines(plan: Plan, places: Places) -> list[EngineCommand]:
+    return [one for one in engines(places) if one.family in {OURS, *plan.families}]
+
+
+def bare_steps(plan: Plan, places: Places) -> int:
+    """Measurements in a round."""
+    return len(cases_of(plan)) * (len(chosen_engines(plan, places)) - 1)
 
 
 def random_ids(tokenizer: Tokenizer, random: Random, count: int) -> list[int]:
@@ -124,17 +129,20 @@ def contexts_of(plan: Plan, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _open_all(
-    stack: contextlib.ExitStack, commands: Sequence[EngineCommand], contexts: Sequence[Sequence[int]], result: BareResult
+    stack: contextlib.ExitStack,
+    commands: Sequence[EngineCommand],
+    contexts: Sequence[Sequence[int]],
+    result: BareResult,
+    progress: Progress,
 ) -> dict[str, Worker]:
     opened = {}
     setup = Setup(contexts=contexts, threads=THREADS, context_tokens=MOST_CONTEXT_TOKENS)
-    for command in tqdm(commands, desc="opening engines", unit="engine", file=sys.stderr):
-        try:
-            opened[command.name] = open_worker(stack, command, setup)
-        except WorkerError as error:
-            result.left_out[command.name] = str(error)
-    if OURS not in opened or ROOFLINE not in opened:
-        raise SystemExit(f"cannot be measured: {result.left_out}")
+    for command in commands:
+        with progress.step(f"opening {command.name}"):
+            try:
+                opened[command.name] = open_worker(stack, command, setup)
+            except WorkerError as error:
+                result.left_out[command.name] = str(error)
     return opened
 
 
@@ -143,7 +151,11 @@ def open_worker(stack: contextlib.ExitStack, engine: EngineCommand, setup: Setup
     if not is_installed(engine.command):
         raise WorkerError(f"not installed: there is no {engine.command[0]}")
     opened = stack.enter_context(worker(engine.command, engine.environment))
-    opened.open(setup, timeout_s=OPEN_TIMEOUT_S)
+    try:
+        opened.open(setup, timeout_s=OPEN_TIMEOUT_S)
+    except WorkerError:
+        opened.kill()
+        raise
     return opened
 
 
@@ -154,31 +166,37 @@ class Rounds:
     plan: Plan
     shape: ModelShape
     tokenizer: Tokenizer
+    names: Sequence[str]
+    """Of all engines, whether they could be opened or not."""
     result: BareResult
-    progress: "tqdm[Any]"
+    progress: Progress
 
     def run(self, number: int, opened: dict[str, Worker]) -> None:
         """An engine that fails is left out from then on: it is taken from `opened`."""
-        limit = opened[ROOFLINE]
-        for _ in range(LIMIT_REPEATS):
-            read = limit.call("read_bytes_per_s", timeout_s=CALL_TIMEOUT_S)
-            flops = limit.call("multiply_flops_per_s", timeout_s=CALL_TIMEOUT_S)
-            self.result.rates.append(Rates(read_bytes_per_s=read, flops_per_s=flops))
         random = Random(f"prompts {number}")
         for case in self.result.cases:
+            self._try(opened, ROOFLINE, case, self._measure_limit)
             prompt = random_ids(self.tokenizer, random, case.tokens)
-            for name in _turned([name for name in opened if name != ROOFLINE], number):
-                self.progress.set_description(f"round {number + 1}/{self.plan.rounds}, {case.name}, {name}")
-                try:
-                    sample = self._measure(opened[name], name, case, prompt)
-                except WorkerError as error:
-                    del opened[name]
-                    self.result.left_out[name] = str(error)
-                else:
-                    self.result.samples.setdefault(name, {}).setdefault(case.name, []).append(sample)
-                self.progress.update()
+            for name in turned(self.names, number):
+                with self.progress.step(f"round {number + 1}/{self.plan.rounds}, {case.name}, {name}"):
+                    self._try(opened, name, case, partial(self._measure, name, case, prompt))
 
-    def _measure(self, engine: Worker, name: str, case: Case, prompt: Sequence[int]) -> Sample:
+    def _try(self, opened: dict[str, Worker], name: str, case: Case, measure: Callable[[Worker], None]) -> None:
+        """Nothing where it was left out before."""
+        if name not in opened:
+            return
+        try:
+            measure(opened[name])
+        except WorkerError as error:
+            opened.pop(name).kill()
+            self.result.left_out[name] = f"{case.name}: {error}"
+
+    def _measure_limit(self, limit: Worker) -> None:
+        read = limit.call("read_bytes_per_s", timeout_s=CALL_TIMEOUT_S)
+        flops = limit.call("multiply_flops_per_s", timeout_s=CALL_TIMEOUT_S)
+        self.result.rates.append(Rates(read_bytes_per_s=read, flops_per_s=flops))
+
+    def _measure(self, name: str, case: Case, prompt: Sequence[int], engine: Worker) -> None:
         self.result.work.setdefault(name, {})[case.name] = self._work(engine, case)
         before, began_s = ProcessorTimes.now(), time.perf_counter()
         if case.is_decode:
@@ -189,10 +207,8 @@ class Rounds:
         else:
             rate = case.tokens / engine.call("prefill", timeout_s=CALL_TIMEOUT_S, prompt=prompt)
         spent = ProcessorTimes.now().since(before, [engine.pid])
-        return Sample(
-            tokens_per_s=rate,
-            others_cores=spent.others_s / (time.perf_counter() - began_s),
-        )
+        sample = Sample(tokens_per_s=rate, others_cores=spent.others_s / (time.perf_counter() - began_s))
+        self.result.samples.setdefault(name, {}).setdefault(case.name, []).append(sample)
 
     def _work(self, engine: Worker, case: Case) -> Work:
         """Decode counts the products of the weights alone, prefill those of attention too."""
@@ -209,11 +225,19 @@ class Rounds:
         return Work(tokens=case.tokens, read_bytes=weight_bytes, flops=flops)
 
 
-def limit_tokens_per_s(result: BareResult, name: str, case: Case) -> float:
-    """By the best rates of all rounds."""
-    work = result.work[name][case.name]
-    read_s = work.read_bytes / max(rates.read_bytes_per_s for rates in result.rates)
-    return work.tokens / max(read_s, work.flops / max(rates.flops_per_s for rates in result.rates))
+def median_rates(rates: Sequence[Rates]) -> Rates | None:
+    """Of all rounds; None of none."""
+    if not rates:
+        return None
+    return Rates(
+        read_bytes_per_s=statistics.median(one.read_bytes_per_s for one in rates),
+        flops_per_s=statistics.median(one.flops_per_s for one in rates),
+    )
+
+
+def limit_tokens_per_s(work: Work, rates: Rates) -> float:
+    """Of what cannot do without `work`, on a machine of these rates."""
+    return work.tokens / max(work.read_bytes / rates.read_bytes_per_s, work.flops / rates.flops_per_s)
 
 
 def same_texts(result: BareResult, name: str, reference: str) -> tuple[int, int] | None:
@@ -232,6 +256,6 @@ def _pairs(
         yield from zip(own[case], others[case], strict=True)
 
 
-def _turned(names: Sequence[str], by: int) -> list[str]:
+def turned(names: Sequence[str], by: int) -> list[str]:
     start = by % len(names)
     return [*names[start:], *names[:start]]

@@ -2,12 +2,12 @@
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from benchmarks.compare_bare import BareResult, Case, limit_tokens_per_s, same_texts
+from benchmarks.compare_bare import BareResult, Case, limit_tokens_per_s, median_rates, same_texts
 from benchmarks.compare_engines import LLAMA, OURS
 from benchmarks.compare_http import RUNTIME_ALONE, HttpResult
 from benchmarks.compare_settings import Plan
@@ -24,6 +24,8 @@ def tables(bare: BareResult, http: HttpResult) -> str:
 
 
 def _bare_table(bare: BareResult) -> str:
+    if not bare.samples:
+        return ""
     header = ["tokens/s (of the limit)", *(case.name for case in bare.cases), "same text", "others"]
     rows = [header]
     for name, samples in bare.samples.items():
@@ -31,10 +33,19 @@ def _bare_table(bare: BareResult) -> str:
         same = same_texts(bare, name, REFERENCE)
         others = statistics.median(sample.others_cores for done in samples.values() for sample in done)
         rows.append([name, *cells, NOTHING if same is None else f"{same[0]} of {same[1]}", f"{others:.1f}"])
-    read = max(rates.read_bytes_per_s for rates in bare.rates)
-    flops = max(rates.flops_per_s for rates in bare.rates)
-    limits = f"limit: at best, memory read at {read / 1e9:.1f} GB/s, products of fp32 matrices at {flops / 1e9:.0f} GFLOP/s"
-    return f"{_aligned(rows)}\n{limits}"
+    return f"{_aligned(rows)}\n{_limit(bare)}"
+
+
+def _limit(bare: BareResult) -> str:
+    rates = median_rates(bare.rates)
+    if rates is None:
+        return "limit: not measured"
+    read = sorted(one.read_bytes_per_s / 1e9 for one in bare.rates)
+    flops = sorted(one.flops_per_s / 1e9 for one in bare.rates)
+    return (
+        f"limit: memory read at {rates.read_bytes_per_s / 1e9:.1f} GB/s ({read[0]:.1f} - {read[-1]:.1f}), "
+        f"fp32 multiplied and added at {rates.flops_per_s / 1e9:.0f} GFLOP/s ({flops[0]:.0f} - {flops[-1]:.0f})"
+    )
 
 
 def _rate(bare: BareResult, name: str, case: Case) -> str:
@@ -42,7 +53,10 @@ def _rate(bare: BareResult, name: str, case: Case) -> str:
     if not samples:
         return NOTHING
     rate = statistics.median(sample.tokens_per_s for sample in samples)
-    return f"{rate:.1f} ({rate / limit_tokens_per_s(bare, name, case):.2f})"
+    rates = median_rates(bare.rates)
+    if rates is None:
+        return f"{rate:.1f}"
+    return f"{rate:.1f} ({rate / limit_tokens_per_s(bare.work[name][case.name], rates):.2f})"
 
 
 def _ratio_table(bare: BareResult) -> str:
@@ -52,48 +66,59 @@ def _ratio_table(bare: BareResult) -> str:
     llamas = [name for name in peers if name.startswith(LLAMA)]
     if llamas:
         rows.append([LLAMA_BEST, *(_spread(ratios(bare, case, llamas)) for case in bare.cases)])
-    return _aligned(rows) if peers else ""
+    return _aligned(rows) if len(rows) > 1 and OURS in bare.samples else ""
+
+
+def rounds_done(samples: Mapping[str, Mapping[Any, Sequence[Any]]]) -> int:
+    """Of whoever was measured most often."""
+    return max((len(done) for one in samples.values() for done in one.values()), default=0)
 
 
 def ratios(bare: BareResult, case: Case, peers: Sequence[str]) -> list[float]:
     """Ours by the fastest of `peers`, round by round."""
-    own = bare.samples[OURS].get(case.name, [])
+    own = bare.samples.get(OURS, {}).get(case.name, [])
     measured = [bare.samples[peer][case.name] for peer in peers if case.name in bare.samples[peer]]
     best = [max(sample.tokens_per_s for sample in samples) for samples in zip(*measured, strict=False)]
     return [mine.tokens_per_s / other for mine, other in zip(own, best, strict=False)]
 
 
 def _http_table(http: HttpResult) -> str:
+    measured = [name for name, samples in http.samples.items() if any(samples.values())]
+    if not measured:
+        return ""
     rows = [["HTTP", *(f"{clients} at a time" for clients in http.batches), "start, s", "others"]]
     rows.append(["", *("tok/s  TTFT ms  gap ms" for _ in http.batches), "", ""])
-    for name, samples in http.samples.items():
+    for name in measured:
+        samples = http.samples[name]
         cells = [_http_cell(samples.get(clients, [])) for clients in http.batches]
-        others = [sample.others_cores for done in samples.values() for sample in done]
-        disturbed = f"{statistics.median(others):.1f}" if others else NOTHING
-        rows.append([name, *cells, f"{http.start_s[name]:.1f}", disturbed])
-    alone = [http.alone_tokens_per_s.get(clients, []) for clients in http.batches]
-    rows.append([RUNTIME_ALONE, *(f"{statistics.median(rates):.1f}" if rates else NOTHING for rates in alone), "", ""])
-    for name in [*(one for one in http.samples if one != OURS), RUNTIME_ALONE]:
-        cells = [_spread(http_ratios(http, clients, name)) for clients in http.batches]
-        rows += [[f"ours / {name}", *cells, "", ""]]
+        others = statistics.median(sample.others_cores for done in samples.values() for sample in done)
+        start = f"{http.start_s[name]:.1f}" if name in http.start_s else ""
+        rows.append([name, *cells, start, f"{others:.1f}"])
+    for name in measured:
+        if name != OURS and OURS in measured:
+            cells = [_spread(http_ratios(http, clients, name)) for clients in http.batches]
+            rows.append([f"ours / {name}", *cells, "", ""])
     return _aligned(rows)
 
 
 def _http_cell(samples: Sequence[Any]) -> str:
     if not samples:
         return NOTHING
-    fields = ("tokens_per_s", "first_token_ms", "gap_ms")
-    rate, first, gap = (statistics.median(getattr(sample, field) for sample in samples) for field in fields)
-    return f"{rate:.1f} {first:>8.0f} {gap:>7.0f}"
+    rate = f"{statistics.median(sample.tokens_per_s for sample in samples):.1f}"
+    first = _median_ms(sample.first_token_ms for sample in samples)
+    gap = _median_ms(sample.gap_ms for sample in samples)
+    return f"{rate} {first:>8} {gap:>7}"
+
+
+def _median_ms(times_ms: Iterable[float | None]) -> str:
+    known = [one for one in times_ms if one is not None]
+    return f"{statistics.median(known):.0f}" if known else NOTHING
 
 
 def http_ratios(http: HttpResult, clients: int, other: str) -> list[float]:
     """Ours by another server, or by our runtime alone, round by round; where it was measured once, by that."""
-    own = [sample.tokens_per_s for sample in http.samples[OURS].get(clients, [])]
-    if other == RUNTIME_ALONE:
-        theirs = http.alone_tokens_per_s.get(clients, [])
-    else:
-        theirs = [sample.tokens_per_s for sample in http.samples[other].get(clients, [])]
+    own = [sample.tokens_per_s for sample in http.samples.get(OURS, {}).get(clients, [])]
+    theirs = [sample.tokens_per_s for sample in http.samples[other].get(clients, [])]
     theirs = theirs * len(own) if len(theirs) == 1 else theirs
     return [mine / rate for mine, rate in zip(own, theirs, strict=False)]
 
@@ -129,7 +154,7 @@ def report_json(machine: Machine, plan: Plan, bare: BareResult, http: HttpResult
         },
         "http": attrs.asdict(http),
         "http_ratios": {
-            str(clients): {name: http_ratios(http, clients, name) for name in (*http.samples, RUNTIME_ALONE) if name != OURS}
+            str(clients): {name: http_ratios(http, clients, name) for name in http.samples if name != OURS}
             for clients in http.batches
         },
     }
@@ -144,8 +169,9 @@ def save_plot(title: str, bare: BareResult, http: HttpResult, path: Path) -> Non
     for axes, case in zip(upper.subplots(1, len(bare.cases)), bare.cases, strict=True):
         _draw_bars(axes, case.name, bare.samples, _rates_of(case.name))
     for axes, clients in zip(lower.subplots(1, len(http.batches), squeeze=False)[0], http.batches, strict=True):
-        _draw_bars(axes, f"HTTP, {clients} at a time", http.samples, _rates_of(clients))
-        rates = http.alone_tokens_per_s.get(clients, [])
+        served = {name: samples for name, samples in http.samples.items() if name != RUNTIME_ALONE}
+        _draw_bars(axes, f"HTTP, {clients} at a time", served, _rates_of(clients))
+        rates = _rates_of(clients)(http.samples.get(RUNTIME_ALONE, {}))
         if rates:
             axes.axvline(statistics.median(rates), color="tab:gray", linestyle="--", label=RUNTIME_ALONE)
             axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * statistics.median(rates)))

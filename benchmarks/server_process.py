@@ -84,12 +84,13 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
+    """With all processes that it started, though it be dead or hang itself."""
     process.send_signal(signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def free_port() -> int:

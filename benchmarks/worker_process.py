@@ -43,6 +43,10 @@ class Worker:
         """What the engine's method returns. Raises WorkerError; the worker is of no use then."""
         return self._ask({"method": method, "arguments": arguments}, timeout_s)
 
+    def kill(self) -> None:
+        """At once, whatever it is computing. Nothing to do where it ended already."""
+        self._process.kill()
+
     def _ask(self, order: Mapping[str, Any], timeout_s: float) -> Any:
         pipe = self._process.stdin
         if pipe is None:
@@ -52,7 +56,11 @@ class Worker:
             pipe.flush()
         except BrokenPipeError:
             raise WorkerError(self._last_words()) from None
-        return json.loads(self._read_line(timeout_s))
+        line = self._read_line(timeout_s)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise WorkerError(f"no answer but {line[:80]!r}") from None
 
     def _read_line(self, timeout_s: float) -> bytes:
         line = b""
