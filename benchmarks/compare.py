@@ -1,7 +1,6 @@
 """This project beside transformers, llama.cpp and vLLM: the same model, the same prompts, taking turns in one run."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from benchmarks.compare_http import HttpResult, chosen_servers, http_steps, meas
 from benchmarks.compare_progress import Progress
 from benchmarks.compare_report import report_json, rounds_done, save_plot, tables
 from benchmarks.compare_settings import Plan
+from benchmarks.json_file import write_json
 from benchmarks.machine import Machine, this_machine
 from tqdm import tqdm
 
@@ -24,7 +24,7 @@ to the end and sleep while they are not asked. Greedy; two threads on two cores;
 
 Every one has the weights of the default model, as exact fp32 numbers or rounded as its name says. transformers computes with
 what its documentation advises: fp32, scaled_dot_product_attention, one batch without padding. llama.cpp has its own defaults
-and one llama_decode for all sequences of a step. vLLM runs eagerly in fp32. Ours is given steps as its scheduler gives them,
+and one llama_decode for all sequences of a step. vLLM runs eagerly. Ours is given steps as its scheduler gives them,
 without the rest of the server. What is not installed, or fails, is named and left out, and the
 rest goes on; the file of --json is written behind each round.
 
@@ -70,6 +70,8 @@ def main() -> None:
     )
     try:
         comparison.measure()
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
     finally:
         print(f"{comparison.title()}\n\n{tables(comparison.bare, comparison.http)}")
         comparison.keep()
@@ -99,12 +101,8 @@ class Comparison:
             measure_http(plan, places, self.http, progress, self.keep)
 
     def keep(self) -> None:
-        """The file is complete at any time."""
         if self.json_file is not None:
-            report = report_json(self.machine, self.plan, self.bare, self.http)
-            unfinished = self.json_file.with_name(f"{self.json_file.name}.unfinished")
-            unfinished.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            unfinished.replace(self.json_file)
+            write_json(report_json(self.machine, self.plan, self.bare, self.http), self.json_file)
 
     def title(self) -> str:
         minutes = (time.monotonic() - self.began_s) / 60

@@ -21,7 +21,7 @@ from benchmarks.compare_engines import (
     is_installed,
     model_shape,
 )
-from benchmarks.compare_progress import Progress, rounds_within
+from benchmarks.compare_progress import Progress, rounds_until
 from benchmarks.compare_settings import Plan
 from benchmarks.peers.protocol import Decoded, Setup
 from benchmarks.processor_time import ProcessorTimes
@@ -96,13 +96,14 @@ def measure_bare(plan: Plan, places: Places, result: BareResult, progress: Progr
     """Opens all engines, measures them in rounds, and ends them; `keep` is called behind each round."""
     tokenizer = Tokenizer.from_file(str(places.hugging_face / "tokenizer.json"))
     commands = chosen_engines(plan, places)
+    end_s = time.monotonic() + plan.bare_limit_s
     with contextlib.ExitStack() as stack:
         opened = _open_all(stack, commands, contexts_of(plan, tokenizer), result, progress)
         measured_names = [command.name for command in commands if command.name != ROOFLINE]
         rounds = Rounds(
             plan=plan, shape=model_shape(places), tokenizer=tokenizer, names=measured_names, result=result, progress=progress
         )
-        for number in rounds_within(plan.rounds, plan.bare_limit_s, progress, bare_steps(plan, places)):
+        for number in rounds_until(plan.rounds, end_s, progress, bare_steps(plan, places)):
             rounds.run(number, opened)
             keep()
 
@@ -225,10 +226,8 @@ class Rounds:
         return Work(tokens=case.tokens, read_bytes=weight_bytes, flops=flops)
 
 
-def median_rates(rates: Sequence[Rates]) -> Rates | None:
-    """Of all rounds; None of none."""
-    if not rates:
-        return None
+def median_rates(rates: Sequence[Rates]) -> Rates:
+    """Of at least one."""
     return Rates(
         read_bytes_per_s=statistics.median(one.read_bytes_per_s for one in rates),
         flops_per_s=statistics.median(one.flops_per_s for one in rates),

@@ -126,7 +126,10 @@ def engines(places: Places) -> list[EngineCommand]:
         _engine(f"llama.cpp {name}", LLAMA, peers, "llama_cpp_engine", str(places.gguf(name))) for name in (*FORMATS, ORIGINAL)
     ]
     in_process = {**VLLM_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    commands.append(_engine("vLLM fp32", VLLM, str(places.vllm_python), "vllm_engine", hugging_face, more=in_process))
+    commands += [
+        _engine(f"vLLM {name}", VLLM, str(places.vllm_python), "vllm_engine", hugging_face, dtype, more=in_process)
+        for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16"))
+    ]
     return commands
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -13,7 +14,7 @@ import httpx
 import trio
 from benchmarks.compare_bare import CALL_TIMEOUT_S, open_worker, turned
 from benchmarks.compare_engines import OURS, THREADS, Places, ServerCommand, engines, is_installed, servers
-from benchmarks.compare_progress import Progress, rounds_within
+from benchmarks.compare_progress import Progress, rounds_until
 from benchmarks.compare_settings import Plan
 from benchmarks.peers.protocol import Setup
 from benchmarks.processor_time import ProcessorTimes
@@ -81,12 +82,13 @@ Start: TypeAlias = Callable[[contextlib.ExitStack], Asked]
 def measure_http(plan: Plan, places: Places, result: HttpResult, progress: Progress, keep: Callable[[], None]) -> None:
     """Starts all servers, measures them in rounds, and ends them; `keep` is called behind each round."""
     commands = chosen_servers(plan, places)
+    end_s = time.monotonic() + plan.http_limit_s
     with contextlib.ExitStack() as stack:
         starts: dict[str, Start] = {command.name: partial(_start, command, result) for command in commands}
         starts[RUNTIME_ALONE] = partial(_start_alone, plan, places)
         running = _start_all(stack, starts, result, progress)
         rounds = Rounds(plan=plan, names=[*starts], result=result, progress=progress)
-        for number in rounds_within(plan.rounds, plan.http_limit_s, progress, http_steps(plan, places)):
+        for number in rounds_until(plan.rounds, end_s, progress, http_steps(plan, places)):
             rounds.run(number, running)
             keep()
 

@@ -28,12 +28,12 @@ class Progress:
         self._bar.refresh()
 
 
-def rounds_within(rounds: int, limit_s: float, progress: Progress, round_steps: int) -> Iterator[int]:
-    """Numbers of rounds, from 0; none but the first that is likely to end behind the limit, by the longest before."""
-    began_s = round_began_s = time.monotonic()
+def rounds_until(rounds: int, end_s: float, progress: Progress, round_steps: int) -> Iterator[int]:
+    """Numbers of rounds, from 0; none but the first that is likely to end behind `end_s`, by the longest before."""
+    round_began_s = time.monotonic()
     longest_s = 0.0
     for number in range(rounds):
-        if round_began_s + longest_s > began_s + limit_s:
+        if round_began_s + longest_s > end_s:
             progress.skip((rounds - number) * round_steps)
             return
         yield number

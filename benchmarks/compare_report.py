@@ -3,6 +3,7 @@
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,9 +38,9 @@ def _bare_table(bare: BareResult) -> str:
 
 
 def _limit(bare: BareResult) -> str:
-    rates = median_rates(bare.rates)
-    if rates is None:
+    if not bare.rates:
         return "limit: not measured"
+    rates = median_rates(bare.rates)
     read = sorted(one.read_bytes_per_s / 1e9 for one in bare.rates)
     flops = sorted(one.flops_per_s / 1e9 for one in bare.rates)
     return (
@@ -53,10 +54,10 @@ def _rate(bare: BareResult, name: str, case: Case) -> str:
     if not samples:
         return NOTHING
     rate = statistics.median(sample.tokens_per_s for sample in samples)
-    rates = median_rates(bare.rates)
-    if rates is None:
+    if not bare.rates:
         return f"{rate:.1f}"
-    return f"{rate:.1f} ({rate / limit_tokens_per_s(bare.work[name][case.name], rates):.2f})"
+    limit = limit_tokens_per_s(bare.work[name][case.name], median_rates(bare.rates))
+    return f"{rate:.1f} ({rate / limit:.2f})"
 
 
 def _ratio_table(bare: BareResult) -> str:
@@ -78,7 +79,8 @@ def ratios(bare: BareResult, case: Case, peers: Sequence[str]) -> list[float]:
     """Ours by the fastest of `peers`, round by round."""
     own = bare.samples.get(OURS, {}).get(case.name, [])
     measured = [bare.samples[peer][case.name] for peer in peers if case.name in bare.samples[peer]]
-    best = [max(sample.tokens_per_s for sample in samples) for samples in zip(*measured, strict=False)]
+    rounds = zip_longest(*measured)  # one that failed is missing in the later ones
+    best = [max(sample.tokens_per_s for sample in samples if sample is not None) for samples in rounds]
     return [mine.tokens_per_s / other for mine, other in zip(own, best, strict=False)]
 
 

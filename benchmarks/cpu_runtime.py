@@ -3,25 +3,29 @@
 python -m benchmarks.cpu_runtime [--json FILE] [--plot FILE]
 
 All variants take turns in one process, round by round; a figure is the median of the rounds, and in brackets the share of the
-limit: what the machine's best reading of memory and multiplying of matrices in the same run allow. The limit counts a step's
-weights in the variant's precision, keys and values, and two operations for each weight and token. What other processes take
-shows as a lower share: compare only figures of one run.
+limit: what reading memory and multiplying and adding fp32 numbers, each by itself at the machine's peak with all threads, allow
+(medians of the same run). The limit counts a step's weights in the variant's precision, keys and values, and two operations for
+each weight and token. What other processes take shows as another share: compare only figures of one run. The file of --json is
+written behind each round.
 """
 
 import argparse
-import json
 import random
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import trio
+from benchmarks.compare_bare import FLOPS_OF_WEIGHT, Rates, Work, limit_tokens_per_s, median_rates, turned
+from benchmarks.json_file import write_json
 from benchmarks.machine import this_machine
 from benchmarks.peers.own_engine import Own
 from benchmarks.peers.protocol import Setup
 from benchmarks.peers.roofline_engine import Roofline
+from tqdm import tqdm
 
 from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.model_config import ModelConfig
@@ -64,11 +68,11 @@ class Measured:
     """Tokens per second of each variant and case, round by round, and what the machine can do at best."""
 
     rates: dict[str, dict[str, list[float]]]
-    read_bytes_per_s: float = 0.0
-    flops_per_s: float = 0.0
+    machine_rates: list[Rates] = attrs.Factory(list)
 
 
-def measure(arguments: argparse.Namespace) -> Measured:
+def measure(arguments: argparse.Namespace, keep: Callable[[Measured], None]) -> Measured:
+    """`keep` is given all that is measured so far behind each round."""
     generator = random.Random(0)
     setup = Setup(
         contexts=[_prompt(generator, CONTEXT_TOKENS) for _ in range(max(BATCHES))],
@@ -76,17 +80,25 @@ def measure(arguments: argparse.Namespace) -> Measured:
         context_tokens=PROMPT_TOKENS + 2,
     )
     names = [name for name in VARIANTS if not arguments.only or name in arguments.only]
-    engines = {name: Own(setup, VARIANTS[name].settings) for name in names}
     measured = Measured({name: {} for name in names})
-    limit = Roofline(setup)
-    for number in range(arguments.rounds):
-        measured.read_bytes_per_s = max(measured.read_bytes_per_s, limit.read_bytes_per_s())
-        measured.flops_per_s = max(measured.flops_per_s, limit.multiply_flops_per_s())
-        prompt = _prompt(generator, PROMPT_TOKENS)
-        for case, work in _cases(arguments.steps, prompt).items():
-            for name, engine in engines.items():
-                measured.rates[name].setdefault(case, []).append(work(engine))
-        print(f"round {number + 1} of {arguments.rounds}", flush=True)
+    with tqdm(total=len(names) * (1 + arguments.rounds * (len(BATCHES) + 1)), unit="step", file=sys.stderr) as progress:
+        engines = {}
+        for name in names:
+            progress.set_description(f"opening {name}")
+            engines[name] = Own(setup, VARIANTS[name].settings)
+            progress.update()
+        limit = Roofline(setup)
+        for number in range(arguments.rounds):
+            prompt = _prompt(generator, PROMPT_TOKENS)
+            for case, work in _cases(arguments.steps, prompt).items():
+                measured.machine_rates.append(
+                    Rates(read_bytes_per_s=limit.read_bytes_per_s(), flops_per_s=limit.multiply_flops_per_s())
+                )
+                for name in turned(names, number):
+                    progress.set_description(f"round {number + 1}/{arguments.rounds}, {case}, {name}")
+                    measured.rates[name].setdefault(case, []).append(work(engines[name]))
+                    progress.update()
+            keep(measured)
     return measured
 
 
@@ -102,7 +114,7 @@ def _prompt(generator: random.Random, tokens: int) -> list[int]:
     return [_FIRST_ID + generator.randrange(_IDS) for _ in range(tokens)]
 
 
-def limits(measured: Measured, config: ModelConfig, file_bytes: int, name: str) -> dict[str, float]:
+def limits(machine: Rates, config: ModelConfig, file_bytes: int, name: str) -> dict[str, float]:
     """Tokens per second that the machine allows."""
     variant = VARIANTS[name]
     attention = config.hidden_size * 2 * (config.query_size + config.kv_size)
@@ -112,12 +124,22 @@ def limits(measured: Measured, config: ModelConfig, file_bytes: int, name: str) 
     kv = 2 * config.layers * config.kv_size * variant.kv_bytes * CONTEXT_TOKENS
 
     def rate(tokens: int, heads: int, contexts: int) -> float:
-        reading_s = (weights + contexts * kv) / measured.read_bytes_per_s
-        multiplying_s = 2 * (tokens * layers + heads * head) / measured.flops_per_s
-        return tokens / max(reading_s, multiplying_s)
+        read, flops = weights + contexts * kv, FLOPS_OF_WEIGHT * (tokens * layers + heads * head)
+        return limit_tokens_per_s(Work(tokens=tokens, read_bytes=round(read), flops=flops), machine)
 
     decodes = {f"decode {batch}": rate(batch, batch, batch) for batch in BATCHES}
     return {**decodes, PREFILL: rate(PROMPT_TOKENS, 1, 0)}
+
+
+def shares_of_limit(measured: Measured, checkpoint: Path) -> dict[str, dict[str, float]]:
+    """Of each variant and case."""
+    machine = median_rates(measured.machine_rates)
+    config, file_bytes = read_model(checkpoint).config, checkpoint.stat().st_size
+    shares = {}
+    for name, rates in measured.rates.items():
+        limit = limits(machine, config, file_bytes, name)
+        shares[name] = {case: statistics.median(rates[case]) / limit[case] for case in limit}
+    return shares
 
 
 def table(measured: Measured, shares: Mapping[str, Mapping[str, float]]) -> str:
@@ -126,8 +148,9 @@ def table(measured: Measured, shares: Mapping[str, Mapping[str, float]]) -> str:
     for name, rates in measured.rates.items():
         cells = (f"{statistics.median(rates[case]):.1f} ({shares[name][case]:.2f})" for case in cases)
         lines.append(f"{name:<24}" + "".join(f"{cell:>16}" for cell in cells))
-    read, flops = measured.read_bytes_per_s / 1e9, measured.flops_per_s / 1e9
-    return "\n".join([*lines, f"limit: memory read at {read:.1f} GB/s, products of fp32 matrices at {flops:.0f} GFLOP/s"])
+    machine = median_rates(measured.machine_rates)
+    read, flops = machine.read_bytes_per_s / 1e9, machine.flops_per_s / 1e9
+    return "\n".join([*lines, f"limit: memory read at {read:.1f} GB/s, fp32 multiplied and added at {flops:.0f} GFLOP/s"])
 
 
 def plot(measured: Measured, path: Path) -> None:
@@ -143,9 +166,16 @@ def plot(measured: Measured, path: Path) -> None:
     figure.savefig(path)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=_positive, default=5)
     parser.add_argument("--steps", type=int, default=12, help="of one decode measurement")
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--only", nargs="*", choices=list(VARIANTS), help="variants")
@@ -153,18 +183,15 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="file for a picture (PNG)")
     arguments = parser.parse_args()
     checkpoint = trio.run(find_checkpoint, load()).path
-    measured = measure(arguments)
-    config, file_bytes = read_model(checkpoint).config, checkpoint.stat().st_size
-    shares = {
-        name: {
-            case: statistics.median(rates[case]) / limit for case, limit in limits(measured, config, file_bytes, name).items()
-        }
-        for name, rates in measured.rates.items()
-    }
-    print(f"{this_machine()}\n\n{table(measured, shares)}")
-    if arguments.json:
-        figures = {"machine": str(this_machine()), "of_the_limit": shares, **attrs.asdict(measured)}
-        arguments.json.write_text(json.dumps(figures, indent=1))
+    before = this_machine()
+
+    def keep(measured: Measured) -> None:
+        if arguments.json:
+            shares = shares_of_limit(measured, checkpoint)
+            write_json({"machine": attrs.asdict(before), "of_the_limit": shares, **attrs.asdict(measured)}, arguments.json)
+
+    measured = measure(arguments, keep)
+    print(f"{before}\n\n{table(measured, shares_of_limit(measured, checkpoint))}")
     if arguments.plot:
         plot(measured, arguments.plot)
 

@@ -80,6 +80,8 @@ class Worker:
     def _last_words(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_S)
+        if self._process.returncode is not None and self._process.returncode < 0:
+            return f"it was killed by signal {-self._process.returncode}"
         lines = [line.strip() for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else f"it ended with {self._process.returncode} without a word"
 

@@ -23,7 +23,7 @@ from layered_llm.service.settings import let_threads_sleep, load
 from layered_llm.service.supervisor import find_checkpoint
 
 GREEDY = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())
-KV_ITEM_BYTES = 4
+KV_ITEM_BYTES = {"float32": 4, "float16": 2}
 MOST_STEPS = 128
 """That a context is decoded on at a time, and that an answer has."""
 
@@ -73,6 +73,7 @@ class Own:
         settings = attrs.evolve(settings, num_pages=kept + spare, threads=setup.threads)
         checkpoint = trio.run(find_checkpoint, settings).path
         self._weight_bytes = weight_file_bytes(checkpoint)
+        self._kv_item_bytes = KV_ITEM_BYTES[settings.kv_dtype]
         self._device: Device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us)
         self._steps = 0
         self._contexts = self._choices(setup.contexts, slot=0, page=0)
@@ -80,7 +81,7 @@ class Own:
         self._finish(self._contexts, output_tokens=1)
 
     def size(self) -> Size:
-        return Size(weight_bytes=self._weight_bytes, kv_item_bytes=KV_ITEM_BYTES)
+        return Size(weight_bytes=self._weight_bytes, kv_item_bytes=self._kv_item_bytes)
 
     def decode(self, batch: int, steps: int) -> Decoded:
         choices = self._contexts[:batch]

@@ -1,6 +1,8 @@
 """vLLM on the CPU, its engine in this process, one step at a time.
 
-VLLM_ENABLE_V1_MULTIPROCESSING=0 python -m benchmarks.peers.vllm_engine DIRECTORY
+VLLM_ENABLE_V1_MULTIPROCESSING=0 python -m benchmarks.peers.vllm_engine DIRECTORY DTYPE
+
+The directory's weights are fp32; DTYPE is what it computes with.
 """
 
 import sys
@@ -13,7 +15,9 @@ from vllm import LLM, SamplingParams
 
 BLOCK_TOKENS = 32
 """The smallest that its attention on the CPU takes."""
-KV_ITEM_BYTES = 4
+FILE_ITEM_BYTES = 4
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of weights, keys and values."""
 SPARE_TOKENS = 64
 """Contexts that begin in an earlier step than others decode a few tokens more."""
 
@@ -21,11 +25,12 @@ SPARE_TOKENS = 64
 class Vllm:
     """The contexts are in its prefix cache."""
 
-    def __init__(self, directory: str, setup: Setup) -> None:
+    def __init__(self, directory: str, dtype: str, setup: Setup) -> None:
         self._directory = Path(directory)
+        self._item_bytes = ITEM_BYTES[dtype]
         self._llm = LLM(
             directory,
-            dtype="float32",
+            dtype=dtype,
             enforce_eager=True,
             max_model_len=setup.context_tokens,
             max_num_seqs=len(setup.contexts),
@@ -38,7 +43,8 @@ class Vllm:
         self.decode(len(setup.contexts), 1)
 
     def size(self) -> Size:
-        return Size(weight_bytes=weight_file_bytes(self._directory), kv_item_bytes=KV_ITEM_BYTES)
+        weights = weight_file_bytes(self._directory) // FILE_ITEM_BYTES
+        return Size(weight_bytes=weights * self._item_bytes, kv_item_bytes=self._item_bytes)
 
     def decode(self, batch: int, steps: int) -> Decoded:
         """Only steps in which all sequences get a token count."""
@@ -73,4 +79,4 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    serve(lambda setup: Vllm(sys.argv[1], setup))
+    serve(lambda setup: Vllm(sys.argv[1], sys.argv[2], setup))
