@@ -158,11 +158,11 @@ def plot(measured: Measured, path: Path) -> None:
 
     cases = [*(f"decode {batch}" for batch in BATCHES), PREFILL]
     figure = Figure(figsize=(12, 4), layout="constrained")
-    for axes, case in zip(figure.subplots(1, len(cases)), cases, strict=True):
+    for axes, case in zip(figure.subplots(1, len(cases), sharey=True), cases, strict=True):
         names = list(measured.rates)
         axes.barh(names, [statistics.median(measured.rates[name][case]) for name in names])
-        axes.invert_yaxis()
-        axes.set_title(f"{case}, tokens/s")
+        axes.set(title=case, xlabel="tokens/s")
+    axes.invert_yaxis()
     figure.savefig(path)
 
 
