@@ -8,17 +8,24 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.service import engine_host
 from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.engine_host import EngineHost
+from layered_llm.service.engine_host import FIRST_WORD_S, LAST_LOOK_S, PAUSE_S, EngineHost
 from layered_llm.service.run_directory import Owner, RunDirectory
 from layered_llm.service.settings import Settings
 from support.service_ends import TEST_S
 
 SETTINGS = Settings(device="scripted")
+SILENT = (sys.executable, "-c", "import threading; threading.Event().wait()")
+DEAF = (
+    sys.executable,
+    "-c",
+    "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait()",
+)
 
 
 @pytest.fixture
@@ -107,12 +114,12 @@ def test_a_directory_that_vanishes_is_no_end(home: Path) -> None:
     os.close(lock)
 
 
+@pytest.mark.parametrize(("command", "goodbye_s"), [(SILENT, TEST_S), (DEAF, 0.0)], ids=["silent", "deaf"])
 async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], goodbye_s: float, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = (sys.executable, "-c", "import threading; threading.Event().wait()")
-    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: silent)
-    monkeypatch.setattr("layered_llm.service.engine_connection.GOODBYE_S", 0.0)
+    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: command)
+    monkeypatch.setattr("layered_llm.service.engine_connection.GOODBYE_S", goodbye_s)
     directory = RunDirectory.for_owner(Owner.of(os.getpid()))
 
     with trio.fail_after(TEST_S):
@@ -123,6 +130,52 @@ async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
             nursery.cancel_scope.cancel()
 
     assert not directory.path.exists()
+
+
+@pytest.mark.parametrize("is_freed", [True, False], ids=["freed", "held"])
+async def test_who_is_told_to_stop_before_it_met_the_engine_leaves_with_it_and_starts_no_other(
+    is_freed: bool, home: Path, autojump_clock: MockClock
+) -> None:
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    lock = directory.try_lock()
+    assert lock is not None
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host(new_client()).run)
+            await trio.sleep(FIRST_WORD_S / 2)
+            if is_freed:
+                os.close(lock)
+                await trio.sleep(FIRST_WORD_S / 2 + PAUSE_S / 2)
+            nursery.cancel_scope.cancel()
+            if not is_freed:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(LAST_LOOK_S)
+                    assert not directory.settings_path.exists()
+                    os.close(lock)
+
+    assert trio.current_time() < FIRST_WORD_S + PAUSE_S
+    assert not directory.path.exists()
+
+
+async def test_a_lock_that_stays_free_is_taken_for_another_supervisor(
+    home: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: SILENT)
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    lock = directory.try_lock()
+    assert lock is not None
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host(new_client()).run)
+            await trio.sleep(FIRST_WORD_S / 2)
+            os.close(lock)
+            await trio.sleep(FIRST_WORD_S / 2 + PAUSE_S / 2)
+            had = directory.settings_path.exists()
+            await trio.sleep(PAUSE_S)
+            has = directory.settings_path.exists()
+            nursery.cancel_scope.cancel()
+
+    assert (False, True) == (had, has)
 
 
 def test_a_supervisor_that_crashes_leaves_the_lock_for_the_next_one(home: Path) -> None:

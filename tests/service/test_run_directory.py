@@ -1,3 +1,4 @@
+import fcntl
 import os
 import socket
 import stat
@@ -89,6 +90,22 @@ def test_a_directory_that_was_removed_is_made_again(this_process: Owner) -> None
     lock = directory.try_lock()
     assert lock is not None
     os.close(lock)
+
+
+def test_the_lock_of_a_directory_that_is_removed_while_it_is_taken_is_none(
+    this_process: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory.for_owner(this_process)
+    flock = fcntl.flock
+
+    def remove_and_lock(descriptor: int, operation: int) -> None:
+        directory.remove()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("fcntl.flock", remove_and_lock)
+
+    with pytest.raises(FileNotFoundError):
+        directory.try_lock()
 
 
 def test_only_one_process_gets_the_lock(this_process: Owner) -> None:

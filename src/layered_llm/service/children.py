@@ -19,7 +19,9 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 
-POLITE_EXIT_S: Final = 1.5
+EXIT_AT_EOF_S: Final = 0.2
+"""A child that imports or compiles may look at its input later, and what it does then is as abrupt as being killed."""
+KILLED_S: Final = 1.5
 _LAST_WORDS_S: Final = 0.2
 """A grandchild that holds the pipe open must not hold us."""
 _LONGEST_LINE_BYTES: Final = 16 * 1024
@@ -95,11 +97,11 @@ async def _end(process: trio.Process) -> None:
     if process.stdin is not None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
             await process.stdin.aclose()
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + POLITE_EXIT_S):
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + EXIT_AT_EOF_S):
         await process.wait()
     if process.returncode is None:
         process.kill()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + POLITE_EXIT_S):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + KILLED_S):
             await process.wait()
 
 

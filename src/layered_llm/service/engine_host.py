@@ -32,6 +32,11 @@ from layered_llm.transport.zmq_socket import open_context
 MAX_SUPERVISORS: Final = 3
 """Supervisors that this process starts within a restart window before it gives up."""
 FIRST_WORD_S: Final = 1.0
+PAUSE_S: Final = 0.3
+"""How long a lock that was held must stay free before another supervisor is started. hypercorn's workers hear that they are to
+stop up to 0.1 s apart, and the first may take the engine along before the last has ever met it."""
+LAST_LOOK_S: Final = 0.02
+"""How often whoever leaves looks whether there is anybody to take leave of."""
 HUNG_S: Final = 1.0
 LEAVE_S: Final = LAST_ABORTS_S + GOODBYE_S + HUNG_S + 1.0
 
@@ -89,8 +94,7 @@ class EngineHost:
             if not leave.is_set():
                 self._client.on_status(_failed("the supervisor does not stay alive; its messages say why"), ())
                 await leave.wait()
-        if self._owner.pid == os.getpid():  # else other API processes may still need it
-            directory.remove_unless_locked()
+        directory.remove_unless_locked()
 
     @property
     def _may_start(self) -> bool:
@@ -112,28 +116,44 @@ class EngineHost:
         with links.connect_api_to_supervisor(address, api_peer_name(self._client.api)) as link:
             connection = EngineConnection(self._client, links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._see_to_supervisor, directory, connection, nursery.cancel_scope)
+                nursery.start_soon(self._see_to_supervisor, directory, connection, leave, nursery.cancel_scope)
                 await connection.run(leave)
                 if connection.hung_supervisor_pid is not None:
                     await _end_hung(connection.hung_supervisor_pid)
                 nursery.cancel_scope.cancel(reason="the supervisor is gone, or left")
 
-    async def _see_to_supervisor(self, directory: RunDirectory, connection: EngineConnection, stay: trio.CancelScope) -> None:
-        """Starts a supervisor whenever there is none, until one says its first word."""
+    async def _see_to_supervisor(
+        self, directory: RunDirectory, connection: EngineConnection, leave: trio.Event, stay: trio.CancelScope
+    ) -> None:
+        """Starts a supervisor whenever there is none, until one says its first word, or none is wanted any more."""
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as waiting:
                 nursery.start_soon(_cancel_when_heard, connection, waiting)
                 while True:
-                    lock = _try_lock(directory)
-                    if lock is not None and not self._may_start:
+                    lock = await self._next_lock(directory, leave)
+                    if leave.is_set() or not self._may_start:
                         os.close(lock)
-                        stay.cancel(reason="no supervisor stays alive")
-                    elif lock is not None:
+                        stay.cancel(reason="there is no supervisor, and none is to be started")
+                    else:
                         self._starts_s.append(trio.current_time())
-                        nursery.start_soon(self._run_supervisor, directory, lock, connection)
-                    await trio.sleep(FIRST_WORD_S)
+                        nursery.start_soon(self._run_supervisor, directory, lock, connection, leave)
+                    await _pass(FIRST_WORD_S, leave)
 
-    async def _run_supervisor(self, directory: RunDirectory, lock: int, connection: EngineConnection) -> None:
+    async def _next_lock(self, directory: RunDirectory, leave: trio.Event) -> int:
+        """The lock, as soon as nobody has it. Raises RunDirectoryError."""
+        was_held = False
+        while True:
+            lock = _try_lock(directory)
+            if lock is not None and (leave.is_set() or not was_held):
+                return lock
+            was_held = lock is None
+            if lock is not None:
+                os.close(lock)
+            await _pass(FIRST_WORD_S if was_held else PAUSE_S, leave)
+
+    async def _run_supervisor(
+        self, directory: RunDirectory, lock: int, connection: EngineConnection, leave: trio.Event
+    ) -> None:
         """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us.
 
         One that never said a word heard no goodbye either, and would keep the engine for as long as the owner lives.
@@ -147,7 +167,10 @@ class EngineHost:
         finally:
             os.close(lock)
         try:
-            await process.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_end_unborn, process, leave)
+                await process.wait()
+                nursery.cancel_scope.cancel(reason="it ended")
         finally:
             if not connection.was_heard:
                 process.kill()
@@ -168,6 +191,20 @@ def _try_lock(directory: RunDirectory) -> int | None:
             return directory.try_lock()
         except FileNotFoundError:
             directory.make()
+
+
+async def _end_unborn(process: trio.Process, leave: trio.Event) -> None:
+    """A supervisor that has started nothing yet still obeys this signal; any other one ignores it, and hears the goodbye."""
+    await leave.wait()
+    process.terminate()
+
+
+async def _pass(time_s: float, leave: trio.Event) -> None:
+    """Some time, cut short when it is time to leave."""
+    if leave.is_set():
+        await trio.sleep(LAST_LOOK_S)
+    with trio.move_on_after(time_s):
+        await leave.wait()
 
 
 async def _end_hung(supervisor_pid: int) -> None:

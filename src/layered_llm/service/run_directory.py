@@ -112,6 +112,9 @@ class RunDirectory:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        if os.fstat(descriptor).st_nlink == 0:  # removed by its last holder, between the two calls above
+            os.close(descriptor)
+            raise FileNotFoundError(f"{self.path} was removed")
         return descriptor
 
     def clear_sockets(self) -> None:

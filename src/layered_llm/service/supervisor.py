@@ -92,9 +92,11 @@ class Supervisor:
             nursery.start_soon(self._expire_queries)
             nursery.start_soon(self._run_engine)
             await self._stop.wait()
+            can_hear = self._supervision.phase is EnginePhase.READY
             self._send(self._supervision.stopping())
-            with trio.move_on_after(STOP_S):
-                await self._engine_is_over.wait()
+            if can_hear:  # who still loads does not, and holds nothing that it would have to let go
+                with trio.move_on_after(STOP_S):
+                    await self._engine_is_over.wait()
             nursery.cancel_scope.cancel(reason="the server is over")
 
     async def _stop_with_owner(self) -> None:
@@ -257,7 +259,7 @@ async def supervise(directory: RunDirectory, settings: Settings) -> None:
 def main() -> None:
     """The process's entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until here it was obeyed: see engine_host._end_unborn
     parser = argparse.ArgumentParser(prog="python -m layered_llm.service.supervisor", description="Started by the server.")
     parser.add_argument("--run-directory", type=Path, required=True)
     parser.add_argument("--owner-pid", type=int, required=True)

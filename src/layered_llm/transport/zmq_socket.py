@@ -31,7 +31,7 @@ SocketT = TypeVar("SocketT", bound="_TrioSocket")
 _READABLE: Final = int(zmq.POLLIN)
 _WRITABLE: Final = int(zmq.POLLOUT)
 _RECONNECT_MS: Final = 10
-_RECONNECT_MAX_MS: Final = 500
+_RECONNECT_MAX_MS: Final = 50
 
 
 @attrs.frozen(kw_only=True)

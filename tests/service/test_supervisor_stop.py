@@ -1,0 +1,91 @@
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from layered_llm.domain.ids import ApiId
+from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.supervision import ApiGoodbye, ApiHello, EngineToSupervisor, ProcessReady, Role
+from layered_llm.service.checkpoint import Checkpoint
+from layered_llm.service.settings import Settings
+from layered_llm.service.supervision import Supervision, api_peer_name, peer_name
+from layered_llm.service.supervisor import STOP_S, Supervisor
+from layered_llm.testing.memory_links import MemoryLinks
+from layered_llm.transport.addresses import LinkAddresses
+from support.service_ends import TEST_S
+
+API = ApiId(5)
+READY = {
+    Role.TEXT: ProcessReady(role=Role.TEXT, index=0),
+    Role.SCHEDULER: ProcessReady(role=Role.SCHEDULER, index=0, limits=EngineLimits(context_tokens=64, vocabulary_size=300)),
+}
+
+
+def addresses(generation: int) -> LinkAddresses:
+    return LinkAddresses.in_process("engine", generation=generation)
+
+
+class DeafLauncher:
+    """Stands for processes that stay until they are ended."""
+
+    async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def stay_alive(_pid: int) -> None:
+    await trio.sleep_forever()
+
+
+async def found() -> Checkpoint:
+    return Checkpoint(path=Path("model"), name="model")
+
+
+@contextlib.asynccontextmanager
+async def supervised(*words: EngineToSupervisor) -> AsyncIterator[None]:
+    """A supervisor whose engine has said these words; its last API process says goodbye when the block is left."""
+    links, name = MemoryLinks(), api_peer_name(API)
+    with (
+        trio.fail_after(TEST_S),
+        links.bind_supervisor_for_apis("supervisor") as apis,
+        links.connect_api_to_supervisor("supervisor", name) as api,
+    ):
+        supervisor = Supervisor(
+            settings=Settings(device="scripted"),
+            addresses=addresses,
+            links=links,
+            apis=apis,
+            supervision=Supervision(pid=1),
+            launcher=DeafLauncher(),
+            find_checkpoint=found,
+            owner_gone=trio.sleep_forever,
+            wait_exit=stay_alive,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            await api.send(ApiHello(api=API, pid=1))
+            await trio.testing.wait_all_tasks_blocked()
+            for word in words:
+                with links.connect_engine_to_supervisor(addresses(1).supervisor, peer_name(word.role, 0)) as engine:
+                    await engine.send(word)
+            await trio.testing.wait_all_tasks_blocked()
+            yield
+            await api.send(ApiGoodbye(api=API))
+
+
+@pytest.mark.parametrize("words", [(), (READY[Role.TEXT],)], ids=["nobody-ready", "text-ready"])
+async def test_an_engine_that_loads_is_ended_at_once(words: tuple[EngineToSupervisor, ...], autojump_clock: MockClock) -> None:
+    async with supervised(*words):
+        told_s = trio.current_time()
+
+    assert told_s == trio.current_time()
+
+
+async def test_an_engine_that_is_ready_has_time_to_leave_by_itself(autojump_clock: MockClock) -> None:
+    async with supervised(*READY.values()):
+        told_s = trio.current_time()
+
+    assert told_s + STOP_S == trio.current_time()
