@@ -67,6 +67,7 @@ CONVERTED: Final[Mapping[str, Mapping[str, Any]]] = {
     "--dtype int8": {"dtype": "int8"},
     "--kv-dtype float16": {"kv_dtype": "float16"},
 }
+"""Of the float32 file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -168,7 +169,7 @@ def measure_variants(texts: Texts, checkpoint: Path, place: Path, names: Sequenc
     reference = Reference(plain)
     add(AS_STORED, reference, {"model": str(checkpoint)}, NEAR_TIE)
     for name, settings in CONVERTED.items():
-        add(name, reference, {"model": str(checkpoint), **settings}, CONVERTED_BOUND)
+        add(name, reference, {"model": str(plain), **settings}, CONVERTED_BOUND)
     for name, dtype in FILES.items():
         if name in names:
             directory = place / name

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.matrices import WeightFormat, WeightMatrix
 from layered_llm.runtime.safetensors_files import safetensors_of
-from layered_llm.runtime.stored_tensors import CheckpointError
+from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 from layered_llm.runtime.weights import CheckpointReader
 
 FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.F16}
@@ -74,6 +74,26 @@ def test_a_named_precision_converts_matrices_but_not_vectors(dtype: str, expecte
     reader = open_reader(tmp_path, dtype=dtype)
     assert expected is reader.matrix(["a"], [1], 32).format
     assert [np.float32(1 / 3)] == reader.vector(["b"], [1]).tolist()
+
+
+def quantized(weight_format: WeightFormat, *, rows: int) -> StoredTensor:
+    data = np.zeros((rows, weight_format.row_bytes(32)), np.uint8)
+    data[:, 1] = 0x3C  # a scale of 1
+    matrix = WeightMatrix(format=weight_format, rows=rows, columns=32, data=data)
+    return StoredTensor(type_name=weight_format.label, shape=(rows, 32), read=lambda: matrix, forget=lambda: None)
+
+
+@pytest.mark.parametrize("stored", [WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0])
+def test_blocks_of_8_bits_and_fewer_stay_what_they_are_as_int8(stored: WeightFormat) -> None:
+    reader = CheckpointReader.of({"a": quantized(stored, rows=2)}, dtype="int8")
+    assert (stored, stored.label) == (reader.matrix(["a"], [2], 32).format, reader.types)
+
+
+def test_blocks_of_several_formats_that_are_merged_become_int8_together() -> None:
+    tensors = {"a": quantized(WeightFormat.Q4_0, rows=1), "b": quantized(WeightFormat.Q4_1, rows=1)}
+    reader = CheckpointReader.of(tensors, dtype="int8")
+    assert WeightFormat.Q8_0 is reader.matrix(["a", "b"], [1, 1], 32).format
+    assert "Q4_0+Q4_1 as Q8_0" == reader.types
 
 
 def test_a_converted_number_is_the_nearest_one(tmp_path: Path) -> None:

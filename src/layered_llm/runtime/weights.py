@@ -3,11 +3,13 @@
 Must not know: file formats, model families, torch, what a tensor is for.
 
 Weights stay what the file says: where nothing has to be merged or converted a matrix is a view of the mapped file. Only what is
-asked for is lossy: `dtype` other than "auto" re-encodes every matrix. Vectors (norms, biases) are fp32 always, which is exact.
+asked for is lossy: `dtype` other than "auto" re-encodes matrices, "int8" those alone that are no blocks of 8 bits or fewer
+already. Vectors (norms, biases) are fp32 always, which is exact.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
@@ -46,6 +48,7 @@ class CheckpointReader:
     """None: each tensor's own."""
     _taken: set[str] = attrs.Factory(set)
     _missing: list[str] = attrs.Factory(list)
+    _has_converted: bool = False
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor], *, dtype: str) -> "CheckpointReader":
@@ -58,7 +61,7 @@ class CheckpointReader:
     def types(self) -> str:
         """Types of the tensors taken so far, as their files name them, and what they were converted to."""
         own = "+".join(sorted({self._tensors[name].type_name for name in self._taken}))
-        return own if self._format is None else f"{own} as {self._format.label}"
+        return f"{own} as {self._format.label}" if self._format is not None and self._has_converted else own
 
     def vector(self, names: Sequence[str], lengths: Sequence[int]) -> Float32s:
         """The vectors `names`, the k-th of lengths[k], one behind the other: fp32 [sum(lengths)].
@@ -74,14 +77,26 @@ class CheckpointReader:
         Raises CheckpointError for another shape, and for numbers that the asked-for format cannot hold.
         """
         parts = list(self._parts(names, [(count, columns) for count in rows]))
-        if self._format is not None:
-            parts = [self._converted(name, part, self._format) for name, part in zip(names, parts, strict=True)]
-        elif len({part.format for part in parts}) > 1:
-            parts = [encoded(part.dequantized(), WeightFormat.F32) for part in parts]
-        whole = merged(parts)
-        if whole is not parts[0] or self._format is not None:
+        target = self._target({part.format for part in parts})
+        if target is None:
+            whole = merged(parts)
+        else:
+            whole = merged([self._converted(name, part, target) for name, part in zip(names, parts, strict=True)])
+        if whole is not parts[0]:
             self._forget(names)
         return whole
+
+    def _target(self, stored: AbstractSet[WeightFormat]) -> WeightFormat | None:
+        """What matrices that are stored so, and merged, become; None: what they are.
+
+        Rounding blocks of 4 bits to others of 8 would take memory and exactness, and give nothing.
+        """
+        is_mixed = len(stored) > 1
+        if self._format is WeightFormat.Q8_0 and not is_mixed and all(each.block_columns > 1 for each in stored):
+            return None
+        if self._format is not None and stored != {self._format}:
+            self._has_converted = True
+        return self._format or (WeightFormat.F32 if is_mixed else None)
 
     def skip(self, name: str) -> None:
         """`name` may be in the checkpoint but is not needed."""
