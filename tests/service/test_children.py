@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from layered_llm.service.children import ChildExit, run_child
+from layered_llm.service.children import REASON_MARK, ChildExit, run_child
 from layered_llm.service.process_watch import process_start_time
 
 SAYS_ITS_PID = "import os, sys, threading; sys.stderr.write(f'pid {os.getpid()}\\n'); sys.stderr.flush();"
@@ -38,6 +39,27 @@ async def test_an_exit_is_told_with_the_last_words() -> None:
     ended = await run("import sys; print('first\\nno config.json\\n', file=sys.stderr); sys.exit(3)")
 
     assert "child exited with code 3: no config.json" == str(ended)
+
+
+async def test_a_reason_is_told_and_not_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = await run(f"import sys; sys.stderr.write('first\\n{REASON_MARK}no config.json\\nlast'); sys.exit(3)")
+
+    assert "child: no config.json" == str(ended)
+    assert "first\nlast\n" == capfd.readouterr().err
+
+
+async def test_the_log_says_who_ended_and_how_without_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    await run(f"import sys; sys.stderr.write('{REASON_MARK}no config.json'); sys.exit(3)")
+    await run("pass")
+
+    (message,) = caplog.messages
+    assert re.fullmatch(r"child exited with code 3 \(pid \d+\)", message)
+
+
+async def test_a_line_without_end_is_passed_on_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:
+    await run("import sys; sys.stderr.write('x' * 100_000)")
+
+    assert 100_000 == capfd.readouterr().err.count("x")
 
 
 async def test_words_that_cannot_be_passed_on_do_not_harm_the_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,10 @@ def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(config: dict[str,
     (directory / "config.json").write_text(json.dumps({**whole, **sizes, **config}))
     with failing_server({"model": directory, "device": "cpu"}) as server:
         assert 1 == server.process.wait(60)
-        assert name in server.log
+        *log, last = server.log.splitlines()
+        assert last.startswith("layered_llm: failed: runtime-0: ")
+        assert name in last
+        assert last.removeprefix("layered_llm: failed: runtime-0: ") not in "\n".join(log)
         assert "Traceback" not in server.log
 
 

@@ -8,6 +8,7 @@ in order.
 """
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -25,6 +26,10 @@ KILLED_S: Final = 1.5
 _LAST_WORDS_S: Final = 0.2
 """A grandchild that holds the pipe open must not hold us."""
 _LONGEST_LINE_BYTES: Final = 16 * 1024
+REASON_MARK: Final = "\x1e"
+"""Begins a line on standard error that is the child's reason to end: whoever ran the child says it, once."""
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
@@ -33,32 +38,60 @@ class ChildExit:
 
     name: str
     returncode: int
-    last_words: str
-    """Its last line on standard error, the reason of a start that failed."""
+    reason: str = ""
+    """What it said to be its reason."""
+    last_words: str = ""
+    """Its last line on standard error, of one that gave no reason."""
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.name}: {self.reason}"
+        said = f": {self.last_words}" if self.last_words and self.returncode >= 0 else ""
+        return f"{self.how}{said}"
+
+    @property
+    def how(self) -> str:
+        """Without what it said itself."""
         if self.returncode < 0:
             return f"{self.name} was killed by {_signal_name(-self.returncode)}"
-        said = f": {self.last_words}" if self.last_words else ""
-        return f"{self.name} exited with code {self.returncode}{said}"
+        return f"{self.name} exited with code {self.returncode}"
 
 
 @attrs.define
-class _LastWords:
-    """Passes standard error on, and remembers its last line."""
+class _Words:
+    """A child's standard error: what is to be passed on, its reasons, and its last line."""
 
     _pending: bytes = b""
     _line: bytes = b""
+    _reasons: list[str] = attrs.field(factory=list)
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> bytes:
+        """The whole lines that are to be passed on now."""
         *lines, self._pending = (self._pending + data).split(b"\n")
-        self._line = next((line for line in reversed(lines) if line.strip()), self._line)
-        self._pending = self._pending[-_LONGEST_LINE_BYTES:]
+        if len(self._pending) > _LONGEST_LINE_BYTES:
+            lines, self._pending = [*lines, self._pending], b""
+        return b"".join(map(self._take, lines))
+
+    def end(self) -> bytes:
+        """What is left to be passed on when nothing more comes."""
+        rest, self._pending = self._pending, b""
+        return self._take(rest) if rest else b""
+
+    def _take(self, line: bytes) -> bytes:
+        text = line.decode(errors="replace").strip(" \t\r")  # to Python, the mark would be a blank as well
+        if text.startswith(REASON_MARK):
+            self._reasons.append(text.removeprefix(REASON_MARK))
+            return b""
+        self._line = line if text else self._line
+        return line + b"\n"
 
     @property
-    def text(self) -> str:
-        line = self._pending if self._pending.strip() else self._line
-        return line.decode(errors="replace").strip()
+    def reason(self) -> str:
+        return "; ".join(self._reasons)
+
+    @property
+    def last(self) -> str:
+        return self._line.decode(errors="replace").strip()
 
 
 async def run_child(name: str, command: Sequence[str], environment: Mapping[str, str]) -> ChildExit:
@@ -66,7 +99,7 @@ async def run_child(name: str, command: Sequence[str], environment: Mapping[str,
     process = await trio.lowlevel.open_process(
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), start_new_session=True
     )
-    words, drained = _LastWords(), trio.Event()
+    words, drained = _Words(), trio.Event()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_forward, process.stderr, words, drained)
@@ -75,20 +108,27 @@ async def run_child(name: str, command: Sequence[str], environment: Mapping[str,
                 await drained.wait()
             nursery.cancel_scope.cancel()
     finally:
+        _pass_on(words.end())
         await _end(process)
-    return ChildExit(name=name, returncode=returncode, last_words=words.text)
+    ended = ChildExit(name=name, returncode=returncode, reason=words.reason, last_words=words.last)
+    if returncode:
+        logger.error("%s (pid %d)", ended.how, process.pid)
+    return ended
 
 
-async def _forward(stderr: trio.abc.ReceiveStream | None, words: _LastWords, drained: trio.Event) -> None:
+async def _forward(stderr: trio.abc.ReceiveStream | None, words: _Words, drained: trio.Event) -> None:
     if stderr is None:
         raise InvariantViolated("a child's standard error is a pipe")
     async with stderr:
         async for data in stderr:
-            words.feed(bytes(data))
-            with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the engine
-                sys.stderr.buffer.write(data)
-                sys.stderr.buffer.flush()
+            _pass_on(words.feed(bytes(data)))
     drained.set()
+
+
+def _pass_on(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the engine
+        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.flush()
 
 
 async def _end(process: trio.Process) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.messages.supervision import Role
+from layered_llm.service.children import REASON_MARK
 from layered_llm.service.process_watch import exit_at_stdin_eof
 from layered_llm.service.settings import Settings
 from layered_llm.transport.addresses import LinkAddresses
@@ -67,8 +68,8 @@ class EngineArguments:
 def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expected: tuple[type[Exception], ...] = ()) -> None:
     """Runs one engine process to its end.
 
-    An exception of the `expected` kinds is a start or a peer that failed: its text becomes the last line on standard error,
-    which the supervisor passes on as the reason. Anything else is our own fault and ends the process with its traceback.
+    An exception of the `expected` kinds is a start or a peer that failed: its text is the reason, which the supervisor tells.
+    Anything else is our own fault and ends the process with its traceback.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -79,7 +80,7 @@ def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expe
         work(arguments)
     except* expected as group:
         for error in leaves(group):
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{REASON_MARK}{' '.join(str(error).split())}\n")
         sys.stderr.flush()
         os._exit(EXIT_FAILED)  # a device or a socket in an unknown state must not hold the exit up
 

@@ -166,7 +166,6 @@ class Supervisor:
                     nursery.start_soon(self._run_process, role, index, generation, checkpoint, ended)
                 reason = await first_end.receive()
                 if not self._stop.is_set():
-                    logger.error("%s", reason)
                     self._send(self._supervision.generation_died(reason, trio.current_time()))
                 nursery.cancel_scope.cancel(reason=reason)
         self._engine = None
