@@ -68,15 +68,18 @@ def main() -> None:
         bare=BareResult(cases=cases_of(plan)),
         http=HttpResult(batches=plan.http_batches),
     )
+    interrupted = False
     try:
         comparison.measure()
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted") from None
+    except* KeyboardInterrupt:
+        interrupted = True
     finally:
         print(f"{comparison.title()}\n\n{tables(comparison.bare, comparison.http)}")
         comparison.keep()
         if arguments.plot is not None:
             save_plot(comparison.title(), comparison.bare, comparison.http, arguments.plot)
+    if interrupted:
+        raise SystemExit("interrupted")
 
 
 @attrs.frozen(kw_only=True)

@@ -53,7 +53,8 @@ def server(
     command: Sequence[str], url: str, environment: Mapping[str, str], ready_path: str = "/health"
 ) -> Iterator[ReadyServer]:
     """Starts any server and waits until `ready_path` says 200; ends it behind the block. Raises ServerError."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends a measurement early wants the server gone too
+    # Whoever ends a measurement early wants the server gone too. As by Ctrl-C, whose exception trio raises only where it may.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as output, httpx.Client(timeout=START_TIMEOUT_S) as client:
