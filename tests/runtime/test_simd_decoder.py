@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.step_rows import StepRows
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
-from support.logits import answer, record
+from support.logits import Recorder, answer, record, replace_model
 from support.runtime_checkpoints import make_checkpoint, reference_logits
-from support.runtime_driver import Driver, open_slot
+from support.runtime_driver import Driver, generate, open_slot
 from support.runtime_options import make_options
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -82,6 +84,27 @@ def test_logits_are_the_same_bits_alone_and_among_31_others(chunk_tokens: int, l
     prompt, *others = prompts_of(16, *range(16, 16 + 31))
     alone = logits_beside(llama, prompt, [], 1000)
     assert torch.equal(alone, logits_beside(llama, prompt, others, chunk_tokens)[: len(alone)])
+
+
+class InTurns(Recorder):
+    """Asks for layers and head apart in every other step."""
+
+    def sampled_logits(self, *arguments: Any) -> Float32s:
+        if len(self.logits_seen) % 2 == 0:
+            return super().sampled_logits(*arguments)
+        rows: StepRows = arguments[1]
+        logits: Float32s = self.logits(self.hidden(*arguments)[rows.last_tokens]).numpy()
+        return logits
+
+
+def test_layers_and_head_may_be_asked_apart_in_a_run_of_decodes(llama: Path) -> None:
+    (prompt,) = prompts_of(9)
+    device = open_cpu(llama)
+    output, logits = answer(device, prompt, 24)
+    in_turns = InTurns(device._model)
+    replace_model(device, in_turns)
+    (again,) = generate(device, [prompt], output_tokens=24)
+    assert (output, True) == (again, torch.equal(logits, torch.cat(in_turns.logits_seen)))
 
 
 def test_a_cache_of_fp16_is_close(llama: Path) -> None:

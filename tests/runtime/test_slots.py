@@ -5,6 +5,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
 from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import FlatTokens, StepRows
 from support.runtime_driver import make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=8, page_size_tokens=4, slots=3, context_tokens=16, vocabulary_size=100)
@@ -16,6 +17,14 @@ def table_with_prompt(*prompt: int) -> SlotTable:
     return table
 
 
+def sample(table: SlotTable, step: ExecuteStep, *token_ids: int) -> tuple[StepRows, FlatTokens]:
+    """Executes `step`, whose rows sample `token_ids`."""
+    rows = table.apply(step)
+    tokens = table.flatten(rows)
+    table.append_sampled(rows, np.array(token_ids, np.int32))
+    return rows, tokens
+
+
 def test_a_slot_keeps_prompt_and_output_apart() -> None:
     table = SlotTable(LIMITS)
     table.apply(make_step(opened=[open_slot(2, [1, 2, 3], [7, 8])]))
@@ -25,8 +34,9 @@ def test_a_slot_keeps_prompt_and_output_apart() -> None:
 def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
     table = SlotTable(LIMITS)
     params = sampling(repetition_penalty=1.2)
-    table.apply(make_step(opened=[open_slot(0, [1, 2], [4], params=params), open_slot(1, [1])]))
-    table.append_all(np.array([1, 0]), np.array([8, 9], np.int32))
+    opened = [open_slot(0, [1, 2], [4], params=params), open_slot(1, [1])]
+    pages, order = [(0, 0, [0]), (1, 0, [1])], [(1, 0, 1, True), (0, 0, 3, True)]
+    sample(table, make_step(opened=opened, pages=pages, rows=order), 8, 9)
     seen = table.seen_tokens(0)
     assert seen is not None
     assert [1, 2, 4, 9] == seen.ids.tolist()
@@ -43,8 +53,7 @@ def test_a_bias_outside_the_vocabulary_is_our_own_fault() -> None:
 
 def test_a_sampled_token_joins_the_output() -> None:
     table = table_with_prompt(1, 2)
-    table.apply(make_step(rows=[(1, 0, 2, True)]))
-    table.append(1, 9)
+    sample(table, make_step(rows=[(1, 0, 2, True)]), 9)
     assert [9] == table.output_ids(1).tolist()
     assert 1 == table.output_tokens(1)
 
@@ -87,8 +96,7 @@ def test_a_row_behind_replaced_pages_may_skip_what_they_hold() -> None:
 def test_the_context_can_be_filled() -> None:
     table = SlotTable(LIMITS)
     rows = [(0, 0, 16, True)]
-    table.apply(make_step(opened=[open_slot(0, range(16))], pages=[(0, 0, [0, 1, 2, 3])], rows=rows))
-    table.append(0, 3)
+    sample(table, make_step(opened=[open_slot(0, range(16))], pages=[(0, 0, [0, 1, 2, 3])], rows=rows), 3)
     assert [3] == table.output_ids(0).tolist()
 
 
@@ -130,14 +138,6 @@ def test_a_later_row_starts_exactly_where_the_computed_tokens_end(start: int) ->
     table.apply(make_step(rows=[(1, 0, 3, False)]))
     with pytest.raises(InvariantViolated, match="does not start"):
         table.apply(make_step(rows=[(1, start, 1, False)]))
-
-
-def test_a_token_beyond_the_context_is_our_fault() -> None:
-    table = SlotTable(LIMITS)
-    table.apply(make_step(opened=[open_slot(0, range(16))]))
-    table.append(0, 1)
-    with pytest.raises(InvariantViolated, match="beyond the context"):
-        table.append(0, 1)
 
 
 def test_page_tables_of_rows_come_as_one_matrix() -> None:

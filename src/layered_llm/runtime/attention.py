@@ -17,7 +17,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from layered_llm.runtime.kv_cache import KvCache
-from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
 
 _BLOCK_TOKENS: Final = 256
 """Queries of one block of a chunk: bounds the mask's size and the part of the square above the diagonal that is wasted."""

@@ -16,7 +16,7 @@ import torch
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.slots import Int32s
+from layered_llm.runtime.step_rows import Int32s
 
 _BLOCK_TOKENS: Final = 128
 """Prompt tokens whose logits exist at the same time: those of a whole chunk would be larger than many a model."""

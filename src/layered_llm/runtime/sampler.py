@@ -8,6 +8,7 @@ alone. Tokens whose logits equal the last one that top-k or top-p keeps are kept
 on how a sort breaks ties.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -21,7 +22,7 @@ from layered_llm.runtime.logit_adjustments import adjust_logits
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.philox import uniforms
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.slots import Int32s, Int64s
+from layered_llm.runtime.step_rows import Int32s, Int64s
 
 Float64s = NDArray[np.float64]
 
@@ -59,7 +60,7 @@ def best_tokens(logits: Float32s) -> Int64s:
     Raises DeviceError where a row has no finite maximum.
     """
     token_ids = logits.argmax(axis=-1)
-    if not np.isfinite(logits[np.arange(len(logits)), token_ids]).all():
+    if not all(math.isfinite(logits[row, token]) for row, token in enumerate(token_ids.tolist())):
         raise DeviceError("the model computed logits that are not finite")
     return token_ids
 

@@ -19,7 +19,8 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.scripts import History, Script, scripted_logprobs, scripted_prompt_logprobs
-from layered_llm.runtime.slots import Int32s, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import Int32s, StepRows
 
 _UNWRITTEN: Final = -1
 
@@ -66,10 +67,10 @@ class ScriptedDevice:
         tokens = self._slots.flatten(rows)
         self._cells[tokens.cells] = tokens.token_ids
         self._let_time_pass(tokens.token_ids.size)
-        slots = rows.slots[rows.sampled]
-        sampled = [self._sample(slot, end) for slot, end in zip(slots.tolist(), rows.ends[rows.sampled].tolist(), strict=True)]
+        ends = zip(rows.sampled_slots.tolist(), rows.sampled_ends.tolist(), strict=True)
+        sampled = [self._sample(slot, end) for slot, end in ends]
         token_ids = [token for token, _ in sampled]
-        self._slots.append_all(slots, np.array(token_ids, np.int32))
+        self._slots.append_sampled(rows, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
             token_ids=pack_i32(token_ids),

@@ -9,7 +9,6 @@ table covers its computed tokens. A step that contradicts the state is our own f
 
 from typing import Final
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,37 +17,10 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.seen_tokens import SeenTokens, seen_tokens
-
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
+from layered_llm.runtime.step_rows import DecodeRun, FlatTokens, Int32s, Int64s, StepRows
 
 _SURPLUS_TOKENS: Final = 1
 """With two steps in flight, a choice that ended in the first still samples in the second."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class StepRows:
-    """The rows of one step, checked against the slots' state. All columns have one entry for each row."""
-
-    slots: Int64s
-    starts: Int64s
-    counts: Int64s
-    ends: Int64s
-    """`starts + counts`: the tokens that the row attends to at its last position."""
-    sampled: Int64s
-    """Indices of the rows that sample, ascending."""
-    last_tokens: Int64s
-    """Of each sampled row, the place of its last token among all tokens of the step."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class FlatTokens:
-    """The tokens of a step one behind the other, row after row, without padding."""
-
-    token_ids: Int64s
-    positions: Int64s
-    cells: Int64s
-    """Where each token's state lives: `page id * page size + offset in the page`."""
 
 
 class SlotTable:
@@ -68,6 +40,8 @@ class SlotTable:
         self._choices: dict[int, tuple[int, TokenSampling]] = {}
         self._seen: dict[int, SeenTokens] = {}
         self._tells_prompt: set[int] = set()
+        self._run: DecodeRun | None = None
+        """Of the last step, if it only decoded and no slot was opened or retired since."""
 
     @property
     def open_count(self) -> int:
@@ -75,42 +49,42 @@ class SlotTable:
 
     def apply(self, step: ExecuteStep) -> StepRows:
         """Applies the step's deltas in their order, then checks its rows and counts their tokens as computed."""
-        for slot in _column(step.retired).tolist():
-            self._retire(slot)
-        for opening in step.opened:
-            self._open(opening)
-        self._apply_page_deltas(step)
-        rows = self._checked_rows(step)
+        self._apply_deltas(step)
+        if self._run is not None and self._run.goes_on(step):
+            rows = self._advanced(self._run)
+        else:
+            self._run = None
+            rows = self._checked_rows(step)
         self._computed_tokens[rows.slots] = rows.ends
         self._start_limits[rows.slots] = rows.ends
         return rows
 
-    def append(self, slot: int, token: int) -> None:
-        """Adds one sampled token to the slot's output."""
-        self.append_all(np.array([slot], np.int64), np.array([token], np.int32))
-
-    def append_all(self, slots: Int64s, token_ids: Int32s) -> None:
-        """Adds one sampled token to the output of each of `slots`, which are distinct and open."""
-        known = self._known_tokens[slots]
-        if known.max(initial=0) >= self._tokens.shape[1]:
-            raise InvariantViolated("a token is appended beyond the context")
-        self._tokens[slots, known] = token_ids
-        self._known_tokens[slots] = known + 1
-        if self._seen:
-            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
-                if (seen := self._seen.get(slot)) is not None:
-                    seen.add(token)
-
     def flatten(self, rows: StepRows) -> FlatTokens:
-        """The tokens that `rows` compute, with their positions and cells."""
+        """The tokens that `rows`, which are those of the last step, compute, with their positions and cells."""
+        if rows.continues and self._run is not None:
+            return self._run.tokens
         slots, positions = rows.slots, rows.starts
         if rows.counts.max(initial=1) > 1:
             slots = np.repeat(rows.slots, rows.counts)
             firsts = np.cumsum(rows.counts) - rows.counts
             positions = np.arange(slots.size) + np.repeat(rows.starts - firsts, rows.counts)
-        pages, offsets = np.divmod(positions, self._limits.page_size_tokens)
-        cells = self._pages[slots, pages].astype(np.int64) * self._limits.page_size_tokens + offsets
-        return FlatTokens(token_ids=self._tokens[slots, positions].astype(np.int64), positions=positions, cells=cells)
+        token_ids = self._tokens[slots, positions].astype(np.int64)
+        tokens = FlatTokens(token_ids=token_ids, positions=positions, cells=self._cells(slots, positions))
+        if rows.all_decode:
+            self._run = DecodeRun.begin(rows, tokens, self._steps_in_pages(rows))
+        return tokens
+
+    def append_sampled(self, rows: StepRows, token_ids: Int32s) -> None:
+        """Adds the token that each sampling row of the last step sampled to its slot's output."""
+        slots, known = rows.sampled_slots, rows.sampled_ends
+        self._tokens[slots, known] = token_ids
+        self._known_tokens[slots] = known + 1
+        if self._run is not None:
+            self._run.feed(token_ids)
+        if self._seen:
+            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+                if (seen := self._seen.get(slot)) is not None:
+                    seen.add(token)
 
     def page_table(self, slot: int, tokens: int) -> Int32s:
         """Page ids that hold the slot's first `tokens` tokens; a view."""
@@ -158,6 +132,37 @@ class SlotTable:
     def prompt_logprobs(self, slot: int) -> int | None:
         """How many of the likeliest tokens are told beside each prompt token; None where the prompt is not told, or was."""
         return self._choices[slot][1].prompt_logprobs if slot in self._tells_prompt else None
+
+    def _apply_deltas(self, step: ExecuteStep) -> None:
+        if step.retired or step.opened:
+            self._run = None
+        for slot in _column(step.retired).tolist():
+            self._retire(slot)
+        for opening in step.opened:
+            self._open(opening)
+        if step.page_slots or step.page_ids:
+            self._apply_page_deltas(step)
+            if self._run is not None:
+                self._run.steps_in_pages = 0
+
+    def _advanced(self, run: DecodeRun) -> StepRows:
+        """The next rows of a run. All that was true of the last ones is, but where they come to other pages, or to the end."""
+        leaves_pages, rows = run.steps_in_pages <= 0, run.rows
+        run.advance()
+        if leaves_pages:
+            self._check_rows(rows.slots, rows.starts, rows.ends, np.ones(rows.slots.size, np.bool_))
+            run.tokens.cells[:] = self._cells(rows.slots, rows.starts)
+            run.steps_in_pages = self._steps_in_pages(rows)
+        return rows
+
+    def _cells(self, slots: Int64s, positions: Int64s) -> Int64s:
+        pages, offsets = np.divmod(positions, self._limits.page_size_tokens)
+        return self._pages[slots, pages].astype(np.int64) * self._limits.page_size_tokens + offsets
+
+    def _steps_in_pages(self, rows: StepRows) -> int:
+        """How many more tokens fit the page that each row ends in, and the context."""
+        page_left = self._limits.page_size_tokens - 1 - int((rows.starts % self._limits.page_size_tokens).max())
+        return min(page_left, self._limits.context_tokens - int(rows.ends.max()))
 
     def _retire(self, slot: int) -> None:
         if self._choices.pop(slot, None) is None:

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.slots import FlatTokens, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import FlatTokens, StepRows
 
 
 class StepModel(Protocol):

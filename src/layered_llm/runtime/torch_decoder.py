@@ -13,7 +13,8 @@ from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm
 from layered_llm.runtime.linear import Linear
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
-from layered_llm.runtime.slots import FlatTokens, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import FlatTokens, StepRows
 
 
 @attrs.frozen(kw_only=True, eq=False)

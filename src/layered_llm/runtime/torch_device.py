@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import attrs
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
@@ -18,8 +17,9 @@ from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow, takes_best
 from layered_llm.runtime.sampler import best_tokens, sample_tokens
-from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
+from layered_llm.runtime.step_rows import FlatTokens, StepRows
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +39,8 @@ class TorchDevice:
         self._limits = limits
         self._now_us = now_us
         self._slots = SlotTable(limits)
-        self._takes_best: NDArray[np.bool_] = np.zeros(limits.slots, np.bool_)
-        """Of each slot: such choices need no objects and no torch."""
+        self._adjusted: set[int] = set()
+        """Slots whose last choice does not simply take the likeliest token; the others need no objects and no torch."""
 
     @property
     def limits(self) -> RuntimeLimits:
@@ -51,7 +51,10 @@ class TorchDevice:
         started_us = self._now_us()
         rows = self._slots.apply(step)
         for opening in step.opened:
-            self._takes_best[opening.slot] = takes_best(opening.sampling)
+            if takes_best(opening.sampling):
+                self._adjusted.discard(opening.slot)
+            else:
+                self._adjusted.add(opening.slot)
         try:
             sampled = self._run(rows) if rows.slots.size else _Sampled()
         except (RuntimeError, MemoryError) as error:
@@ -70,7 +73,7 @@ class TorchDevice:
         if self._slots.tells_prompts or not rows.sampled.size:
             return self._run_in_parts(rows, tokens)
         logits = self._model.sampled_logits(self._slots, rows, tokens)
-        return self._sample(logits, rows.slots[rows.sampled])
+        return self._sample(logits, rows)
 
     @torch.inference_mode()
     def _run_in_parts(self, rows: StepRows, tokens: FlatTokens) -> _Sampled:
@@ -81,7 +84,7 @@ class TorchDevice:
         if not rows.sampled.size:
             return _Sampled(prompt_logprobs=prompt_logprobs)
         logits = self._model.logits(hidden.index_select(0, torch.from_numpy(rows.last_tokens)))
-        return attrs.evolve(self._sample(logits.numpy(), rows.slots[rows.sampled]), prompt_logprobs=prompt_logprobs)
+        return attrs.evolve(self._sample(logits.numpy(), rows), prompt_logprobs=prompt_logprobs)
 
     def _prompt_logprobs(self, rows: StepRows, hidden: torch.Tensor) -> Iterator[LogprobColumns | None]:
         """What each row tells of its prompt: the tokens behind those that it computes."""
@@ -98,25 +101,25 @@ class TorchDevice:
             told = following_logprobs(hidden[first : first + len(following)], following, top, self._model.logits)
             yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
-    def _sample(self, logits: Float32s, slots: Int64s) -> _Sampled:
-        if not self._takes_best[slots].all():
-            return self._sample_rows(torch.from_numpy(logits), slots)
+    def _sample(self, logits: Float32s, rows: StepRows) -> _Sampled:
+        if not self._adjusted.isdisjoint(rows.sampled_slots.tolist()):
+            return self._sample_rows(torch.from_numpy(logits), rows)
         token_ids = best_tokens(logits).astype(np.int32)
-        self._slots.append_all(slots, token_ids)
+        self._slots.append_sampled(rows, token_ids)
         return _Sampled(token_ids=token_ids.tobytes())
 
     @torch.inference_mode()
-    def _sample_rows(self, logits: torch.Tensor, slots: Int64s) -> _Sampled:
-        rows = [
+    def _sample_rows(self, logits: torch.Tensor, rows: StepRows) -> _Sampled:
+        sampled = [
             SampleRow(
                 sampling=self._slots.sampling(slot),
                 choice=self._slots.choice(slot),
                 output_position=self._slots.output_tokens(slot),
                 seen=self._slots.seen_tokens(slot),
             )
-            for slot in slots.tolist()
+            for slot in rows.sampled_slots.tolist()
         ]
-        raw = raw_logprobs(logits, rows)
-        token_ids = sample_tokens(logits, rows)
-        self._slots.append_all(slots, token_ids)
+        raw = raw_logprobs(logits, sampled)
+        token_ids = sample_tokens(logits, sampled)
+        self._slots.append_sampled(rows, token_ids)
         return _Sampled(token_ids=token_ids.tobytes(), logprobs=None if raw is None else raw.columns(token_ids))

@@ -23,7 +23,8 @@ from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of
 from layered_llm.runtime.simd.tasks import ModelTables
-from layered_llm.runtime.slots import FlatTokens, Int64s, SlotTable, StepRows
+from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
 
 _ITEM_QUERIES: Final = 48
 """Queries of an attention item, at least one token's: their sums and scores stay in a core's first cache."""
@@ -41,6 +42,8 @@ class SimdDecoder:
         self._crew = crew
         self._tables = ModelTables.of(weights)
         self._rotations = RotationTable(config)
+        self._rotated_positions = 0
+        """That the tables cover to which the words point."""
         columns = _token_columns(config)
         self._token_words = tuple(columns)
         self._token_buffers = GrowingBuffers(tuple(columns.values()))
@@ -51,16 +54,20 @@ class SimdDecoder:
         self._items: Int64s = np.zeros(0, np.int64)
         self._places: Int64s = np.zeros(0, np.int64)
         self._block_tokens = max(1, _ITEM_QUERIES // (config.heads // config.kv_heads))
+        self._says_last_step = False
+        """The words still say all of the step before, and its arrays lie where they say."""
         self._set_model_words()
 
     def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
         """Runs all tokens of a step, storing their keys and values: fp32 [tokens, hidden], not yet normalised."""
+        self._says_last_step = False
         x = self._set_step(slots, rows, tokens)
         self._crew.carry_out(Command.LAYERS)
         return torch.from_numpy(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocabulary] of rows that `hidden` returned."""
+        self._says_last_step = False
         kept = hidden.contiguous()
         self._hold_tokens(len(kept))
         logits = self._set_head(np.arange(len(kept)))
@@ -70,10 +77,14 @@ class SimdDecoder:
 
     def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
         """[sampled rows, vocabulary]; the threads are woken once for layers and head."""
-        self._set_step(slots, rows, tokens)
-        logits = self._set_head(rows.last_tokens)
+        if rows.continues and self._says_last_step:
+            self._set_next_positions()
+        else:
+            self._set_step(slots, rows, tokens)
+            self._set_head(rows.last_tokens)
+            self._says_last_step = True
         self._crew.carry_out(Command.STEP)
-        return logits
+        return self._logits.matrices[0][: len(self._places)]
 
     def close(self) -> None:
         """Ends the threads."""
@@ -93,6 +104,11 @@ class SimdDecoder:
         control[Word.ITEMS] = address_of(self._items)
         control[Word.ITEM_COUNT] = len(self._items)
         return x[:count]
+
+    def _set_next_positions(self) -> None:
+        """Each row one token further: its arrays were moved on in place, and those with the most positions still have them."""
+        self._items[:, ItemWord.START] += 1
+        self._set_rotations(int(self._items[0, ItemWord.START]) + 1)
 
     def _set_head(self, places: Int64s) -> Float32s:
         """Where the logits of the tokens at `places` will be, [places, vocabulary]."""
@@ -127,7 +143,10 @@ class SimdDecoder:
             control[Word.SCRATCH] = address_of(self._scratch) + -address_of(self._scratch) % _LINE_BYTES
 
     def _set_rotations(self, positions: int) -> None:
+        if positions <= self._rotated_positions:
+            return
         cosines, sines = self._rotations.covering(positions)
+        self._rotated_positions = len(cosines)
         self._crew.control[Word.COSINES] = address_of(cosines)
         self._crew.control[Word.SINES] = address_of(sines)
 
