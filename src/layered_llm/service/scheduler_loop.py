@@ -4,7 +4,7 @@ Must not know: what a message means, processes, sockets.
 """
 
 import math
-from typing import Final, assert_never
+from typing import Final, Never, assert_never
 
 import attrs
 import trio
@@ -94,6 +94,7 @@ class SchedulerLoop:
             nursery.start_soon(self._serve_texts, core)
             nursery.start_soon(self._serve_runtime, core)
             nursery.start_soon(self._expire, core)
+            nursery.start_soon(self._watch_steps)
             self._to_supervisor.emit(ProcessReady(role=Role.SCHEDULER, index=0, limits=limits))
             await self._obey(core, ready)
             nursery.cancel_scope.cancel(reason="told to stop")
@@ -138,7 +139,7 @@ class SchedulerLoop:
 
     async def _serve_runtime(self, core: Scheduler) -> None:
         while True:
-            for message in await self._next_results():
+            for message in await self._links.runtime.receive():
                 match message:
                     case StepCompleted():
                         self._allowances_s.pop(0)
@@ -163,14 +164,16 @@ class SchedulerLoop:
             self._send(core.expire(_now_us()))
             self._advance(core)
 
-    async def _next_results(self) -> tuple[RuntimeToScheduler, ...]:
-        """Looks at the deadline again after each wait, since a step may have been sent during it."""
+    async def _watch_steps(self) -> Never:
+        """Wakes so often that no step which was sent meanwhile can be overdue before."""
         while True:
-            overdue_s = self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf
+            overdue_s = self._overdue_s()
             if trio.current_time() >= overdue_s:
                 raise StepOverdue("the runtime did not answer a step in time")
-            with trio.move_on_at(min(overdue_s, trio.current_time() + STEP_DEADLINE_S)):
-                return await self._links.runtime.receive()
+            await trio.sleep_until(min(overdue_s, trio.current_time() + STEP_DEADLINE_S))
+
+    def _overdue_s(self) -> float:
+        return self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf
 
     def _advance(self, core: Scheduler) -> None:
         while isinstance(step := core.plan(_now_us()), ExecuteStep):

@@ -30,6 +30,8 @@ SocketT = TypeVar("SocketT", bound="_TrioSocket")
 # Plain ints: arithmetic on enum members costs more than the system call behind it.
 _READABLE: Final = int(zmq.POLLIN)
 _WRITABLE: Final = int(zmq.POLLOUT)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.SNDMORE)
 _RECONNECT_MS: Final = 10
 _RECONNECT_MAX_MS: Final = 50
 
@@ -127,7 +129,7 @@ class _TrioSocket:
         messages: list[Frames] = []
         try:
             while len(messages) < limit:
-                messages.append(_take(self._socket, zmq.NOBLOCK, self._max_frames))
+                messages.append(_take(self._socket, _NOBLOCK, self._max_frames))
         except zmq.Again:
             pass
         return tuple(messages)
@@ -145,7 +147,7 @@ class MessageSocket(_TrioSocket):
 
     def _put(self, frames: Sequence[bytes]) -> bool:
         try:
-            _put(self._socket, frames, zmq.NOBLOCK)
+            _put(self._socket, frames, _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -165,7 +167,7 @@ class RouterSocket(_TrioSocket):
 
     def _put(self, frames: Sequence[bytes]) -> SendOutcome:
         try:
-            _put(self._socket, frames, zmq.NOBLOCK)
+            _put(self._socket, frames, _NOBLOCK)
         except zmq.Again:
             return SendOutcome.FULL
         except zmq.ZMQError as error:
@@ -191,27 +193,28 @@ class BlockingSocket:
 
     def recv(self) -> Frames:
         """Blocks for one message. Raises LinkClosed when the context is shut down."""
-        with self._open():
+        self._check_open()
+        try:
             return _take(self._socket, 0, self._max_frames)
+        except zmq.ContextTerminated:
+            raise LinkClosed from None
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Blocks until the socket takes the message. Raises LinkClosed when the context is shut down."""
-        with self._open():
+        self._check_open()
+        try:
             _put(self._socket, frames, 0)
+        except zmq.ContextTerminated:
+            raise LinkClosed from None
 
     def close(self, linger_ms: int = 0) -> None:
         """To be called by the thread that uses the socket; what was sent has `linger_ms` to leave."""
         self._socket.close(linger=linger_ms)
         self._on_close(self)
 
-    @contextmanager
-    def _open(self) -> Iterator[None]:
+    def _check_open(self) -> None:
         if self._socket.closed:
             raise LinkClosed
-        try:
-            yield
-        except zmq.ContextTerminated:
-            raise LinkClosed from None
 
 
 class MessageContext:
@@ -351,5 +354,5 @@ def _take(socket: "zmq.Socket[bytes]", flags: int, max_frames: int) -> Frames:
 def _put(socket: "zmq.Socket[bytes]", frames: Sequence[bytes], flags: int) -> None:
     *first, last = frames
     for frame in first:
-        socket.send(frame, flags | zmq.SNDMORE)
+        socket.send(frame, flags | _MORE)
     socket.send(last, flags)
