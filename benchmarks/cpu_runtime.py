@@ -55,7 +55,6 @@ class Variant:
 VARIANTS: Final[Mapping[str, Variant]] = {
     "as stored": Variant(settings={}, weight_bytes=None),
     "as stored, KV float16": Variant(settings={"kv_dtype": "float16"}, weight_bytes=None, kv_bytes=2),
-    "int8": Variant(settings={"dtype": "int8"}, weight_bytes=34 / 32),
     "bfloat16": Variant(settings={"dtype": "bfloat16"}, weight_bytes=2),
     "float16": Variant(settings={"dtype": "float16"}, weight_bytes=2),
     "float32": Variant(settings={"dtype": "float32"}, weight_bytes=4),

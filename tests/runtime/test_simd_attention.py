@@ -62,10 +62,11 @@ def test_attention_is_that_of_the_reference(lanes: int, group: int, head_dim: in
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_tokens_result_never_depends_on_the_tokens_beside_it(lanes: int, dtype: str) -> None:
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (2, 80), (3, 64), (5, 48)])
+def test_a_tokens_result_never_depends_on_the_tokens_beside_it(lanes: int, group: int, head_dim: int, dtype: str) -> None:
     rng = np.random.default_rng(3)
-    pool, table = random_pool(rng, 140, 16, 64, dtype)
-    queries = rng.normal(0, 1, (16, 3, 64)).astype(np.float32)
+    pool, table = random_pool(rng, 140, 16, head_dim, dtype)
+    queries = rng.normal(0, 1, (16, group, head_dim)).astype(np.float32)
     together = attend(lanes, pool, table, queries, 120, head=0)
     alone = [attend(lanes, pool, table, queries[token : token + 1], 120 + token, head=0)[0] for token in range(16)]
     assert together.tobytes() == np.stack(alone).tobytes()

@@ -18,8 +18,8 @@ from support.runtime_options import make_options
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-bf16": {"dtype": torch.bfloat16},
-    "llama-fp16": {"dtype": torch.float16},
+    "llama-bf16": {"dtype": torch.bfloat16, "head_dim": 32},
+    "llama-fp16": {"dtype": torch.float16, "head_dim": 32},
     "llama-wide": {"intermediate_size": 4128, "hidden_size": 48, "head_dim": 32},
     "llama-odd": {"hidden_size": 40, "intermediate_size": 104, "head_dim": 24, "vocab_size": 131},
     "qwen2-groups-of-7": {"model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 32},

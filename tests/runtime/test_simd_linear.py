@@ -5,7 +5,7 @@ from layered_llm.runtime.matrices import WeightFormat
 from support.simd_kernels import LANES, kernels, multiply, random_matrix
 
 FORMATS = list(WeightFormat)
-TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 25, 31]
+TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,9 @@ def test_a_product_is_that_of_the_expanded_weights(weight_format: WeightFormat, 
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_tokens_products_never_depend_on_the_tokens_beside_it(weight_format: WeightFormat, lanes: int) -> None:
     rng = np.random.default_rng(1)
-    matrix = random_matrix(rng, weight_format, 25, 1312)
-    x = rng.normal(0, 1, (31, 1312)).astype(np.float32)
+    columns = 1312 if weight_format.block_columns > 1 else 1328
+    matrix = random_matrix(rng, weight_format, 25, columns)
+    x = rng.normal(0, 1, (31, columns)).astype(np.float32)
     alone = np.concatenate([multiply(lanes, row[None], matrix) for row in x])
     for tokens in TOKENS:
         assert alone[:tokens].tobytes() == multiply(lanes, x[:tokens], matrix).tobytes()
@@ -46,6 +47,16 @@ def test_narrow_vectors_take_columns_that_fill_no_wide_one(columns: int) -> None
     x = rng.normal(0, 1, (26, columns)).astype(np.float32)
     expected = x.astype(np.float64) @ matrix.dequantized().astype(np.float64).T
     np.testing.assert_allclose(multiply(8, x, matrix), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("columns", [32, 640, 672, 1312])
+def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, lanes: int) -> None:
+    matrix = random_matrix(np.random.default_rng(columns), weight_format, 1, columns)
+    row = np.empty(columns, np.float32)
+    kernels(lanes)(f"expand_{weight_format.label}", matrix.data, columns, row)
+    assert matrix.dequantized().tobytes() == row.tobytes()
 
 
 def test_weights_may_lie_at_any_address() -> None:

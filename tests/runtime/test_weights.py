@@ -96,6 +96,11 @@ def test_blocks_of_several_formats_that_are_merged_become_int8_together() -> Non
     assert "Q4_0+Q4_1 as Q8_0" == reader.types
 
 
+def test_parts_of_several_precisions_may_be_infinite(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.tensor([[torch.inf]]), b=torch.tensor([[1.0]]).to(torch.bfloat16))
+    assert [[np.inf], [1.0]] == open_reader(tmp_path).matrix(["a", "b"], [1, 1], 1).dequantized().tolist()
+
+
 def test_a_converted_number_is_the_nearest_one(tmp_path: Path) -> None:
     write(tmp_path, a=torch.tensor([[1.0 + 2**-12]]))
     assert [[1.0]] == open_reader(tmp_path, dtype="bfloat16").matrix(["a"], [1], 1).dequantized().tolist()

@@ -11,7 +11,7 @@ from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, e
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
 from layered_llm.runtime.simd.emitter import CodeModule, Function
-from layered_llm.runtime.simd.linear import LinearKernels, scratch_floats
+from layered_llm.runtime.simd.linear import LinearKernels, expand_row, scratch_floats
 from layered_llm.runtime.simd.machine import Machine, find_machine
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
@@ -53,6 +53,7 @@ def kernels(lanes: int) -> KernelSet:
         defined += [AttentionKernels(module=module, is_half=is_half).define()]
         defined += [define_rotate(module, is_half=is_half), define_copy(module, is_half=is_half)]
     defined += [define_add_norm(module), define_gated(module), define_add_bias(module), _define_exp(module)]
+    defined += [_define_expand(module, weight_format) for weight_format in WeightFormat]
     for function in defined:
         function.function.linkage = ""
     names = [function.function.name for function in defined]
@@ -66,6 +67,14 @@ def _define_exp(module: VectorModule) -> Function:
             v.store(y + offset, v.exp(v.load(x + offset)))
 
     return module.define("exp", emit, 3)
+
+
+def _define_expand(module: VectorModule, weight_format: WeightFormat) -> Function:
+    def emit(v: Vectors, *arguments: Any) -> None:
+        row, columns, target = arguments
+        expand_row(v, weight_format, row, columns, target)
+
+    return module.define(f"expand_{weight_format.label}", emit, 3)
 
 
 def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: int, columns: int) -> WeightMatrix:

@@ -4,7 +4,7 @@ Must not know: file formats, model families, torch, what a tensor is for.
 
 Weights stay what the file says: where nothing has to be merged or converted a matrix is a view of the mapped file. Only what is
 asked for is lossy: `dtype` other than "auto" re-encodes matrices, "int8" those alone that are no blocks of 8 bits or fewer
-already. Vectors (norms, biases) are fp32 always, which is exact.
+already, or are merged with others. Vectors (norms, biases) are fp32 always, which is exact.
 """
 
 import math
@@ -72,7 +72,7 @@ class CheckpointReader:
 
     def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightMatrix:
         """The matrices `names`, the k-th of shape [rows[k], columns], one below the other: in the file's own format, or in that
-        of `dtype`; parts of several formats as fp32.
+        of `dtype`; parts of several formats as fp32, if `dtype` does not say another.
 
         Raises CheckpointError for another shape, and for numbers that the asked-for format cannot hold.
         """
@@ -144,7 +144,7 @@ class CheckpointReader:
                 f"{weight_format.block_columns} of them together"
             )
         values = matrix.dequantized()
-        if max(values.max(), -values.min()) >= _BEYOND.get(weight_format, math.inf):
+        if weight_format in _BEYOND and max(values.max(), -values.min()) >= _BEYOND[weight_format]:
             raise CheckpointError(f"tensor {name} has values that do not fit {self._dtype_name()}")
         return encoded(values, weight_format)
 

@@ -54,7 +54,8 @@ class Settings:
         aliases=("--model-path",),
     )
     dtype: str = _setting(
-        "precision that weights are converted to; auto: none, they stay as they are (on the CPU all else is float32)",
+        "precision that weights are converted to; auto: none, they stay as they are; int8: those of more than 8 bits "
+        "(on the CPU all else is float32)",
         default="auto",
         group="model",
         choices=DTYPES,

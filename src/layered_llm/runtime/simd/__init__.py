@@ -1,1 +1,4 @@
-"""A decoder's step in machine code that is generated at start: 8-lane fp32 kernels, weights and KV pages read in place."""
+"""A decoder's step in machine code that is generated at start.
+
+fp32 kernels with vectors of 8 or 16 numbers; weights and KV pages are read in place.
+"""

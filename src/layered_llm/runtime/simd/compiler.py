@@ -3,7 +3,7 @@
 Must not know: what the program does, models, who wants it.
 
 The cache's key is a digest of everything that decides the code: the source files of this package, the weight formats, the
-version of LLVM and of its Python binding, the processor, and how many lanes vectors have.
+version of LLVM and of its Python binding, the processor, and the size and number of its vectors.
 """
 
 import ctypes

@@ -65,7 +65,7 @@ class Operands:
         return (self.x, self.x_stride, self.w, self.w_stride, self.columns, self.y, self.y_stride)
 
 
-TILE_PARAMETERS: Final = 8
+TILE_PARAMETERS: Final = len(attrs.fields(Operands)) + 1
 
 
 def define_tile(module: VectorModule, tile: Tile) -> Function:

@@ -161,6 +161,7 @@ def _of_block(operands: Operands, weight_format: WeightFormat, first: Int, step:
 
 
 def _panel_tokens(registers: int) -> Sequence[int]:
-    """Tokens of the tiles, largest first: their sums, a panel's weights and one token's values fit the registers."""
+    """Tokens of the tiles, largest first: their sums and a panel's weights fit the registers; a token's values
+    may come from the cache."""
     few = (3, 2, 1)
     return few if registers <= _FEW_REGISTERS else (6, *few)

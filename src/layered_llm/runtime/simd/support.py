@@ -16,6 +16,12 @@ _NARROW_LANES: Final = 8
 
 def find_support(config: ModelConfig) -> Machine | str:
     """The machine for which code is generated, or in words why it is not."""
+    machine = find_machine()
+    return machine if isinstance(machine, str) else machine_for(config, machine)
+
+
+def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
+    """`machine` with vectors that the model's sizes fill, or in words why none do."""
     sizes = {
         "head_dim": config.head_dim,
         "hidden_size": config.hidden_size,
@@ -26,8 +32,7 @@ def find_support(config: ModelConfig) -> Machine | str:
             return f"the model's {name} of {size} is no multiple of {_NARROW_LANES}"
     if config.head_dim < 2 * _NARROW_LANES:
         return f"the model's head_dim of {config.head_dim} is below {2 * _NARROW_LANES}"
-    machine = find_machine()
-    if isinstance(machine, str) or _fits(machine.lanes, config.head_dim, sizes.values()):
+    if _fits(machine.lanes, config.head_dim, sizes.values()):
         return machine
     return attrs.evolve(machine, lanes=_NARROW_LANES)
 
