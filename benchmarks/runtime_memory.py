@@ -10,9 +10,9 @@ from pathlib import Path
 import attrs
 
 import layered_llm.runtime.torch_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
-from layered_llm.runtime.kv_cache import page_bytes
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.opening import open_device
+from layered_llm.runtime.pool_size import page_bytes
 from layered_llm.service.checkpoint import resolve
 from layered_llm.service.hub import fetch
 from layered_llm.service.runtime import monotonic_us, runtime_options

@@ -61,7 +61,7 @@ def test_an_empty_key_is_refused() -> None:
 
 
 def test_streams_are_counted_by_key_only_where_there_are_keys() -> None:
-    with pytest.raises(SettingsError, match="max_streams_per_key needs API keys"):
+    with pytest.raises(SettingsError, match="--max-streams-per-key needs --api-key"):
         build_api(Settings(max_streams_per_key=2))
 
 

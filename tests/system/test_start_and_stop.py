@@ -168,12 +168,11 @@ def test_a_taken_port_is_an_error_before_any_engine_process_starts(model: Path) 
             assert [] == server.leftovers()
 
 
-def test_a_missing_model_directory_is_named_and_ends_the_start(tmp_path: Path) -> None:
+def test_a_missing_model_directory_is_named_before_anything_starts(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     with failing_server(scripted(missing)) as server:
-        assert 1 == server.process.wait(30)
-        assert server.log.endswith(f"failed: --model {missing}: there is no such file or directory\n")
-        assert "Traceback" not in server.log
+        assert 2 == server.process.wait(30)
+        assert f"layered-llm: --model {missing}: there is no such file or directory\n" == server.log
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_stream_over_tls(is_http2: bool, version: str, server: Server, files: 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(("certfile",), "certfile and keyfile belong together"), (("keyfile",), "certfile and keyfile belong together")],
+    [(("certfile",), "--certfile and --keyfile belong together"), (("keyfile",), "--certfile and --keyfile belong together")],
 )
 def test_half_of_a_certificate_is_refused(
     given: tuple[str, ...], message: str, settings: Settings, files: dict[str, Path]

@@ -33,8 +33,3 @@ class KvCache:
     def gather(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """A copy of `pages` (int64 [n]) of `layer`, one behind the other: [n * page_size, 2, kv_heads, head_dim]."""
         return self._pool[layer].index_select(0, pages).flatten(0, 1)
-
-
-def page_bytes(config: ModelConfig, page_size_tokens: int, dtype: str) -> int:
-    """Memory of one page with all layers, of numbers of `dtype`."""
-    return config.layers * page_size_tokens * 2 * config.kv_size * np.dtype(dtype).itemsize

@@ -6,8 +6,10 @@ Must not know: torch, settings, how memory is measured.
 from typing import Final
 
 import attrs
+import numpy as np
 
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.model_config import ModelConfig
 
 _CONTEXTS_WITHOUT_KNOWLEDGE: Final = 4
 """Full contexts that the pool holds where nobody says how many pages it has, and nobody knows how much memory is free."""
@@ -51,6 +53,11 @@ def size_pool(wish: PoolWish, *, weight_bytes: int, free_bytes: int | None) -> P
             f"{_gib(weight_bytes)}, but {_gib(free_bytes or 0)} of memory are free: at most {fitting or 0} pages fit"
         )
     return PoolSize(pages=pages, context_tokens=min(wish.context_tokens, pages * wish.page_size_tokens))
+
+
+def page_bytes(config: ModelConfig, page_size_tokens: int, dtype: str) -> int:
+    """Memory of one page with all layers, of numbers of `dtype`."""
+    return config.layers * page_size_tokens * 2 * config.kv_size * np.dtype(dtype).itemsize
 
 
 def chosen_context(model_tokens: int, override: int | None) -> int:

@@ -13,13 +13,13 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, one_line
-from layered_llm.runtime.kv_cache import KvCache, page_bytes
+from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
-from layered_llm.runtime.pool_size import PoolSize, chosen_context, size_pool
+from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.decoder import SimdDecoder

@@ -23,7 +23,8 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.fingerprint import fingerprint
 from layered_llm.service.run_directory import Owner
-from layered_llm.service.settings import Settings, SettingsError
+from layered_llm.service.settings import Settings
+from layered_llm.service.settings_checks import check_before_start
 from layered_llm.service.telling import say, tell_phases
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
@@ -58,6 +59,7 @@ class Api:
 
 def build_api(settings: Settings) -> Api:
     """The parts, wired; nothing is started before the application's lifespan begins. Raises SettingsError."""
+    check_before_start(settings)
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     drain = Drain(settings.drain_timeout_s)
     http = build_application(
@@ -98,10 +100,7 @@ def server_owner() -> Owner:
 
 
 def _api_keys(settings: Settings) -> ApiKeys:
-    named = read_api_keys(settings)
-    if settings.max_streams_per_key is not None and not named:
-        raise SettingsError("max_streams_per_key needs API keys; max_streams bounds the streams of everybody together")
-    return ApiKeys.of(named)
+    return ApiKeys.of(read_api_keys(settings))
 
 
 def _http_settings(settings: Settings) -> HttpSettings:

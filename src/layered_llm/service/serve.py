@@ -47,10 +47,8 @@ def run_server(settings: Settings) -> int:
 
 
 def _tls_files(settings: Settings) -> TlsFiles | None:
-    if settings.certfile is None and settings.keyfile is None:
-        return None
     if settings.certfile is None or settings.keyfile is None:
-        raise SettingsError("certfile and keyfile belong together: give both, or neither")
+        return None
     files = TlsFiles(certificate=Path(settings.certfile).expanduser(), key=Path(settings.keyfile).expanduser())
     try:
         files.check()

@@ -1,0 +1,83 @@
+"""What can be known of the settings before anything starts: files that are not there, limits that cannot be kept.
+
+Must not know: processes, how the model is computed.
+
+The engine's processes look at the same things again, since only they can know all; here a mistake costs no start.
+"""
+
+import os
+from pathlib import Path
+
+from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_hub_id, resolve
+from layered_llm.service.settings import Settings, SettingsError
+
+
+def check_before_start(settings: Settings) -> None:
+    """Raises SettingsError, which names the flag and the limit."""
+    _check_pairs(settings)
+    _check_trace_file(settings)
+    if settings.chat_template is not None and not Path(settings.chat_template).expanduser().is_file():
+        raise SettingsError(f"--chat-template {settings.chat_template}: there is no such file")
+    checkpoint = _local_checkpoint(settings)
+    if checkpoint is not None and not (settings.max_seq_len_override is None and settings.num_pages is None):
+        _check_sizes(settings, checkpoint)
+
+
+def _check_pairs(settings: Settings) -> None:
+    if (settings.certfile is None) != (settings.keyfile is None):
+        raise SettingsError("--certfile and --keyfile belong together: give both, or neither")
+    if settings.max_streams_per_key is not None and not (settings.api_key or settings.api_key_file):
+        raise SettingsError("--max-streams-per-key needs --api-key or --api-key-file; --max-streams bounds all together")
+    wishes = {"--deterministic": settings.deterministic, "--kv-dtype float16": settings.kv_dtype == "float16"}
+    for wish, is_wished in wishes.items():
+        if is_wished and settings.kernels == "torch" and settings.device == "cpu":
+            raise SettingsError(f"{wish} needs the generated kernels, and --kernels torch forbids them")
+
+
+def _check_trace_file(settings: Settings) -> None:
+    if settings.trace_file is None:
+        return
+    path = Path(settings.trace_file).expanduser()
+    if path.is_dir():
+        raise SettingsError(f"--trace-file {settings.trace_file}: this is a directory")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--trace-file {settings.trace_file}: there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise SettingsError(f"--trace-file {settings.trace_file}: no file can be made in {path.parent}")
+
+
+def _local_checkpoint(settings: Settings) -> Checkpoint | None:
+    """None for a hub id, which only the supervisor asks for."""
+    model = settings.model
+    if model is not None and is_hub_id(model) and not Path(model).expanduser().exists():
+        return None
+    try:
+        return resolve(model, Path)
+    except CheckpointError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _check_sizes(settings: Settings, checkpoint: Checkpoint) -> None:
+    """A configuration that cannot be read is the runtime's to refuse. The weights take memory as well, how much it knows."""
+    # Not needed by most starts, and slow to import.
+    from layered_llm.runtime.device import DeviceError  # noqa: PLC0415
+    from layered_llm.runtime.memory import available_bytes  # noqa: PLC0415
+    from layered_llm.runtime.model_files import read_model, read_raw_config  # noqa: PLC0415
+    from layered_llm.runtime.pool_size import page_bytes  # noqa: PLC0415
+
+    try:
+        own = read_raw_config(checkpoint.path).get("max_position_embeddings")
+        config = None if settings.device == "scripted" else read_model(checkpoint.path).config
+    except DeviceError:
+        return
+    asked = settings.max_seq_len_override
+    if asked is not None and isinstance(own, int) and asked > own:
+        raise SettingsError(f"--max-seq-len-override (--max-model-len) must be at most the model's {own} tokens, got {asked}")
+    free_bytes = available_bytes()
+    if settings.num_pages is not None and config is not None and free_bytes is not None:
+        fitting = free_bytes // page_bytes(config, settings.page_size, settings.kv_dtype)
+        if settings.num_pages > fitting:
+            raise SettingsError(
+                f"--num-pages must be at most {fitting}, less what the weights take: {free_bytes / 2**30:.2f} GiB of memory "
+                f"are free; got {settings.num_pages}"
+            )
