@@ -97,7 +97,7 @@ async def test_what_the_server_tells_of_itself_needs_a_key_too(path: str) -> Non
     assert [401, 200] == [(await get(app, path)).status, (await get(app, path, bearing("sk-beta"))).status]
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/health", "/health/", "/ready", "/metrics"])
 async def test_probes_need_no_key(path: str) -> None:
     assert 200 == (await get(application(FakeEngine(), keys=KEYS), path)).status
 

@@ -224,3 +224,13 @@ async def test_looking_at_the_state_flushes_nothing() -> None:
     await get(application(engine), "/debug/state")
 
     assert 0 == engine.flushes
+
+
+async def test_the_root_says_what_this_is_and_names_only_paths_that_there_are() -> None:
+    app = application(FakeEngine())
+    told = (await get(app, "/")).json()
+    assert isinstance(told, dict)
+    places = {name: told[name] for name in ("models", "docs", "openapi", "health", "metrics")}
+
+    assert "layered_llm" == told["name"]
+    assert {200} == {(await get(app, path)).status for path in places.values()}

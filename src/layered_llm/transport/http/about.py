@@ -1,4 +1,4 @@
-"""`/version`, `/server_info` and `/get_model_info`: what this server is, and how it was set.
+"""`/`, `/version`, `/server_info` and `/get_model_info`: what this server is, and how it was set.
 
 Must not know: where settings come from, what the engine does with them.
 
@@ -13,6 +13,23 @@ from layered_llm.transport.http.debug_state import debug_state
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.openai_schema.responses import Json
 from layered_llm.transport.http.replies import json_reply
+
+
+async def root(context: HttpContext) -> Response:
+    """For whoever opens the server's address in a browser."""
+    return json_reply(
+        {
+            "name": "layered_llm",
+            "description": "An LLM inference server with OpenAI's API.",
+            "version": context.settings.about.version,
+            "base_url": "/v1",
+            "models": "/v1/models",
+            "docs": "/docs",
+            "openapi": "/openapi.json",
+            "health": "/health",
+            "metrics": "/metrics",
+        }
+    )
 
 
 async def version(context: HttpContext) -> Response:

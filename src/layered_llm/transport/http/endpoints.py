@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Final
 
 from layered_llm.transport.http.abort_request import abort_request
-from layered_llm.transport.http.about import model_info, server_info, version
+from layered_llm.transport.http.about import model_info, root, server_info, version
 from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -144,6 +144,15 @@ def _native() -> Sequence[Endpoint]:
 
 def _about_the_server() -> Sequence[Endpoint]:
     return (
+        Endpoint(
+            name="root",
+            path="/",
+            handler=root,
+            summary="What this is, and where the rest is found.",
+            tag="server",
+            answers=json_answer("Root"),
+            is_open=True,
+        ),
         *(
             Endpoint(
                 name=path.removeprefix("/"),

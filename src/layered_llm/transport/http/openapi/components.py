@@ -183,6 +183,11 @@ COMPONENTS: Final[Mapping[str, Json]] = {
     "Detokenized": record({"prompt": string()}),
     "TokenizerInfo": _FREE,
     "Generated": either(_GENERATED, array(_GENERATED, 1)),
+    "Root": record(
+        dict.fromkeys(
+            ("name", "description", "version", "base_url", "models", "docs", "openapi", "health", "metrics"), string()
+        )
+    ),
     "Version": record({"version": string()}),
     "ModelInfo": record(
         {
