@@ -64,6 +64,7 @@ def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: st
         received = client.read_to_end()
 
         assert 0 == code
+        assert "layered_llm: stopping; one open response has 0.2 s to end by itself\n" in server.log
         assert b'"code":"shutting_down"' in received.replace(b" ", b"")
         assert DONE in received
         server.wait_gone(STOP_S)
@@ -72,6 +73,7 @@ def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: st
 def test_an_idle_server_leaves_at_once(model: Path) -> None:
     with python_server(scripted(model, drain_timeout_s=60)) as server:
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
+        assert server.log.endswith("\nlayered_llm: stopping\n")
         server.wait_gone(0)
 
 

@@ -25,7 +25,7 @@ from layered_llm.service.fingerprint import fingerprint
 from layered_llm.service.run_directory import Owner
 from layered_llm.service.settings import Settings
 from layered_llm.service.settings_checks import check_before_start
-from layered_llm.service.telling import say, tell_phases
+from layered_llm.service.telling import farewell, say, tell_phases
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
@@ -53,7 +53,7 @@ class Api:
         """No new requests from now on; open ones get their time."""
         # Nothing is open when the engine has failed, and why it did is the last word.
         if not (self.drain.is_active or self.client.status().phase is EnginePhase.FAILED):
-            say(f"stopping; open responses have {self.drain_timeout_s:g} s to end by themselves")
+            say(farewell(self.drain.open_responses, self.drain_timeout_s))
         self.drain.begin()
 
 

@@ -18,6 +18,17 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
+def farewell(open_responses: int, drain_timeout_s: float) -> str:
+    """What to say at the beginning of a drain."""
+    match open_responses:
+        case 0:
+            return "stopping"
+        case 1:
+            return f"stopping; one open response has {drain_timeout_s:g} s to end by itself"
+        case _:
+            return f"stopping; {open_responses} open responses have {drain_timeout_s:g} s to end by themselves"
+
+
 async def tell_phases(client: EngineClient, drain: Drain) -> None:
     """One line for each change of the engine's status, until the server drains."""
     told = ""

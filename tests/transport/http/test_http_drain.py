@@ -66,6 +66,18 @@ async def test_a_drain_without_open_responses_is_done_at_once(autojump_clock: Mo
     assert trio.current_time() == 0.0
 
 
+def test_a_drain_knows_how_many_responses_are_open() -> None:
+    drain = Drain(5.0)
+    with contextlib.ExitStack() as one, contextlib.ExitStack() as other:
+        drain.hold(one)
+        drain.hold(other)
+        both = drain.open_responses
+        one.close()
+        left = drain.open_responses
+
+    assert (2, 1, 0) == (both, left, drain.open_responses)
+
+
 async def test_a_drain_is_done_when_the_last_response_closes(autojump_clock: MockClock) -> None:
     drain = Drain(5.0)
 

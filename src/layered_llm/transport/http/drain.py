@@ -35,6 +35,10 @@ class Drain:
     def is_over(self) -> bool:
         return self.is_active and trio.current_time() >= self._deadline
 
+    @property
+    def open_responses(self) -> int:
+        return self._open
+
     def begin(self) -> None:
         if self.is_active:
             return
