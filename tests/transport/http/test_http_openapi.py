@@ -268,6 +268,16 @@ async def test_the_page_needs_nothing_from_anywhere_else() -> None:
     assert [] == re.findall(rb"(?:https?:)?//[a-z]|src=|<link", exchange.body)
 
 
+async def test_the_page_has_a_title_for_every_group_and_an_example_for_every_body() -> None:
+    page = (await get(application(FakeEngine()), "/docs")).body.decode()
+    found = [operation for _, _, operation in operations(await described())]
+    bodies = {operation["operationId"].removesuffix("_alias") for operation in found if "requestBody" in operation}
+
+    tags = {tag for operation in found for tag in operation["tags"]}
+
+    assert set() == {name for name in tags | bodies if f" {name}: " not in page}
+
+
 async def test_the_version_is_the_settings_own() -> None:
     settings = attrs.evolve(SETTINGS, about=attrs.evolve(SETTINGS.about, version="1.2.3"))
 
