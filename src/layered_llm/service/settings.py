@@ -37,8 +37,8 @@ SCRIPTS: Final = ("echo", "hash")
 METRICS_PREFIXES: Final = ("layered_llm", "vllm")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SLEEPING_THREADS: Final[Mapping[str, str]] = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
-"""Where torch computes, its threads spin by default while they wait for each other, hundreds of times in a step. Where a core is
-taken by anybody else, the other engine processes included, each wait costs a time slice: on two busy cores one stream got
+"""Where torch computes, its threads spin by default while they wait for each other, hundreds of times in a step. Where a core
+is taken by anybody else, the other engine processes included, each wait costs a time slice: on two busy cores one stream got
 0.6 tokens/s, and 10 to 17 with threads that sleep. On cores of one's own spinning is a quarter faster."""
 _NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
