@@ -164,6 +164,8 @@ def hypercorn_server(settings: Settings, *words: str, is_ready: bool = True, sch
         server.scheme, server.port = scheme, port
         if is_ready:
             server.wait_ready()
+            workers = int(words[words.index("-w") + 1]) if "-w" in words else 1
+            eventually(lambda: server.log.count("layered_llm: ready\n") == workers)  # each request may reach another one
         yield server
 
 
