@@ -69,9 +69,10 @@ class SlotTable:
             firsts = np.cumsum(rows.counts) - rows.counts
             positions = np.arange(slots.size) + np.repeat(rows.starts - firsts, rows.counts)
         token_ids = self._tokens[slots, positions].astype(np.int64)
-        tokens = FlatTokens(token_ids=token_ids, positions=positions, cells=self._cells(slots, positions))
+        cells, steps_in_pages = self._placed(slots, positions)
+        tokens = FlatTokens(token_ids=token_ids, positions=positions, cells=cells)
         if rows.all_decode:
-            self._run = DecodeRun.begin(rows, tokens, self._steps_in_pages(rows))
+            self._run = DecodeRun.begin(rows, tokens, steps_in_pages)
         return tokens
 
     def append_sampled(self, rows: StepRows, token_ids: Int32s) -> None:
@@ -150,19 +151,19 @@ class SlotTable:
         leaves_pages, rows = run.steps_in_pages <= 0, run.rows
         run.advance()
         if leaves_pages:
-            self._check_rows(rows.slots, rows.starts, rows.ends, np.ones(rows.slots.size, np.bool_))
-            run.tokens.cells[:] = self._cells(rows.slots, rows.starts)
-            run.steps_in_pages = self._steps_in_pages(rows)
+            room = np.minimum(self._page_counts[rows.slots] * self._limits.page_size_tokens, self._limits.context_tokens)
+            if (rows.ends > room).any():
+                self._check_rows(rows.slots, rows.starts, rows.ends, np.ones(rows.slots.size, np.bool_))
+            run.tokens.cells[:], run.steps_in_pages = self._placed(rows.slots, rows.starts)
         return rows
 
-    def _cells(self, slots: Int64s, positions: Int64s) -> Int64s:
-        pages, offsets = np.divmod(positions, self._limits.page_size_tokens)
-        return self._pages[slots, pages].astype(np.int64) * self._limits.page_size_tokens + offsets
-
-    def _steps_in_pages(self, rows: StepRows) -> int:
-        """How many more tokens fit the page that each row ends in, and the context."""
-        page_left = self._limits.page_size_tokens - 1 - int((rows.starts % self._limits.page_size_tokens).max())
-        return min(page_left, self._limits.context_tokens - int(rows.ends.max()))
+    def _placed(self, slots: Int64s, positions: Int64s) -> tuple[Int64s, int]:
+        """The cells of tokens, and how many more fit behind each of them, in its page and in the context."""
+        page_size = np.int64(self._limits.page_size_tokens)
+        pages, offsets = np.divmod(positions, page_size)
+        page_left = int(page_size - 1 - offsets.max(initial=0))
+        context_left = self._limits.context_tokens - 1 - int(positions.max(initial=0))
+        return self._pages[slots, pages] * page_size + offsets, min(page_left, context_left)
 
     def _retire(self, slot: int) -> None:
         if self._choices.pop(slot, None) is None:
