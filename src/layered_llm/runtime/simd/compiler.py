@@ -79,8 +79,12 @@ def _target(machine: Machine) -> Any:
 
 
 def link(code: bytes, names: Sequence[str], machine: Machine) -> tuple[Any, Mapping[str, int]]:
-    """Loads an object file: what keeps it loaded, and the addresses of its functions `names`."""
-    compiler = binding.create_lljit_compiler(_target(machine))
+    """Loads an object file: what keeps it loaded, and the addresses of its functions `names`.
+
+    By JITLink, which puts all sections into one block: the linker that is the default asks for each section's memory by itself,
+    and ends the process where other mappings, such as a KV pool, leave none within the reach of a 32-bit relocation.
+    """
+    compiler = binding.create_lljit_compiler(_target(machine), use_jit_link=True)
     builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
     for name in names:
         builder.export_symbol(name)
