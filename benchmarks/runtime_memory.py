@@ -13,7 +13,7 @@ import layered_llm.runtime.torch_opening  # noqa: F401 - so that it counts among
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.opening import open_device
 from layered_llm.runtime.pool_size import page_bytes
-from layered_llm.service.checkpoint import resolve
+from layered_llm.service.checkpoint import is_on_hub, resolve
 from layered_llm.service.hub import fetch
 from layered_llm.service.runtime import monotonic_us, runtime_options
 from layered_llm.service.settings import load
@@ -49,7 +49,7 @@ def main() -> None:
     """Measures this process with the settings of the environment, and prints the figures as JSON."""
     imports = _peak_bytes()
     settings = load()
-    model = resolve(settings.model, fetch).path
+    model = resolve(settings.model, fetch(settings.model) if settings.model and is_on_hub(settings.model) else None).path
     device = open_device(runtime_options(settings, model), now_us=monotonic_us)
     opened = _peak_bytes()
     pool = device.limits.pages * page_bytes(read_model(model).config, settings.page_size, settings.kv_dtype)

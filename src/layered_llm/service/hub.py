@@ -1,8 +1,12 @@
 """Fetches a checkpoint from a model hub, where there is a network, into the hub library's own cache.
 
 Must not know: what is done with the checkpoint.
+
+`python -m layered_llm.service.hub MODEL` does it in a process of its own (see `fetching.py`), with the hub library's progress
+bars on standard error, and says on standard output where the checkpoint lies, or why there is none.
 """
 
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +19,14 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from layered_llm.service.checkpoint import HubError
+from layered_llm.service.process_watch import exit_at_stdin_eof
 
+EXIT_NO_CHECKPOINT: Final = 1
 _FILES: Final = ("*.json", "*.jinja", "*.safetensors")
+
+
+class HubError(Exception):
+    """The hub does not give the checkpoint; one line that says why."""
 
 
 def fetch(model: str) -> Path:
@@ -32,3 +41,19 @@ def fetch(model: str) -> Path:
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise HubError(str(error).partition("\n")[0]) from error
+
+
+def main() -> int:
+    """The process's entry."""
+    exit_at_stdin_eof(EXIT_NO_CHECKPOINT)
+    (model,) = sys.argv[1:]
+    try:
+        said, code = str(fetch(model)), 0
+    except HubError as error:
+        said, code = str(error), EXIT_NO_CHECKPOINT
+    sys.stdout.write(said)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

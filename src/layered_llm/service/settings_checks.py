@@ -8,7 +8,7 @@ The engine's processes look at the same things again, since only they can know a
 import os
 from pathlib import Path
 
-from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_hub_id, resolve
+from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
 from layered_llm.service.settings import Settings, SettingsError
 
 
@@ -49,10 +49,10 @@ def _check_trace_file(settings: Settings) -> None:
 def _local_checkpoint(settings: Settings) -> Checkpoint | None:
     """None for a hub id, which only the supervisor asks for."""
     model = settings.model
-    if model is not None and is_hub_id(model) and not Path(model).expanduser().exists():
+    if model is not None and is_on_hub(model):
         return None
     try:
-        return resolve(model, Path)
+        return resolve(model)
     except CheckpointError as error:
         raise SettingsError(str(error)) from error
 

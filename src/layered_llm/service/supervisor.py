@@ -36,8 +36,9 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
     SupervisorToEngine,
 )
-from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_hub_id, resolve
+from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
 from layered_llm.service.engine_process import set_up_logging
+from layered_llm.service.fetching import fetch_from_hub
 from layered_llm.service.launching import Launcher, ProcessLauncher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
@@ -222,15 +223,10 @@ async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str])
 
 
 async def find_checkpoint(settings: Settings) -> Checkpoint:
-    """In a thread, since a hub may be asked: a download cannot be interrupted, and whoever stops leaves it behind."""
-    downloads = settings.model is not None and is_hub_id(settings.model)
-    return await trio.to_thread.run_sync(partial(resolve, settings.model, _fetch), abandon_on_cancel=downloads)
-
-
-def _fetch(model: str) -> Path:
-    from layered_llm.service.hub import fetch  # noqa: PLC0415 - brings a library that only hub ids need
-
-    return fetch(model)
+    """In a thread, since disks may be slow. Raises CheckpointError."""
+    model = settings.model
+    fetched = await fetch_from_hub(model) if model is not None and is_on_hub(model) else None
+    return await trio.to_thread.run_sync(resolve, model, fetched)
 
 
 async def supervise(directory: RunDirectory, settings: Settings) -> None:
