@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
-from layered_llm.service.settings import SettingsError, add_arguments, load
-from layered_llm.service.settings_sources import closest
+from layered_llm.service.settings import SettingsError, add_arguments, command_values, load
+from layered_llm.service.settings_sources import add_config_flag, closest
 
 PROGRAM: Final = "layered-llm"
 EXIT_INTERRUPTED: Final = 130
@@ -41,6 +41,10 @@ A setting can be given in four places; the first that has it counts:
   2. the environment     LAYERED_LLM_NUM_PAGES=512; lists are separated by commas
   3. a TOML file         num_pages = 512 (or num-pages), named by --config FILE or LAYERED_LLM_CONFIG; lists are arrays
   4. the default
+The flags that only chat has are LAYERED_LLM_CHAT_SYSTEM … in 2, and keys of the table [chat] in 3; those of bench likewise.
+"""
+_BENCH_SETTINGS_HELP: Final = """\
+A flag goes before its variable in the environment, and that before its key in the table [bench] of the TOML file.
 """
 _SERVE_EPILOG: Final = f"""\
 {SETTINGS_HELP}
@@ -125,8 +129,9 @@ def _chat(words: list[str]) -> int:
     parser = _command_parser("chat [MODEL]")
     _add_model_word(parser)
     add_chat_arguments(parser, SETTINGS_HELP)
+    parser.tell_variables("chat")
     try:
-        request = read_request(_with_model(parser, parser.parse(words)))
+        request = read_request(_with_model(parser, _parsed(parser, "chat", words)))
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE
@@ -140,7 +145,22 @@ def _bench(words: list[str]) -> int:
 
     parser = _command_parser("bench URL")
     add_bench_arguments(parser)
-    return run_bench(parser.parse(words))
+    add_config_flag(parser)
+    parser.tell_variables("bench")
+    parser.epilog = f"{_BENCH_SETTINGS_HELP}\n{parser.epilog}"
+    try:
+        arguments = _parsed(parser, "bench", words)
+    except SettingsError as error:
+        say(str(error))
+        return EXIT_USAGE
+    return run_bench(arguments)
+
+
+def _parsed(parser: CommandParser, command: str, words: list[str]) -> argparse.Namespace:
+    """The arguments; what they leave open is taken from environment and file. Raises SettingsError."""
+    arguments = parser.parse(words)
+    parser.prefer(command_values(command, parser.names_in(words), getattr(arguments, "config", None)))
+    return parser.parse(words)
 
 
 def _command_parser(synopsis: str, description: str = "", epilog: str = "") -> CommandParser:

@@ -9,21 +9,21 @@ or `LAYERED_LLM_CONFIG` names, then default.
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
+from layered_llm.service import command_flags
 from layered_llm.service import settings_sources as sources
 from layered_llm.service.settings_fields import SettingsError, check, flag
 from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
-    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "flag",
-    "let_threads_sleep", "load",
-    "wants_colours",
+    "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "command_values",
+    "flag", "let_threads_sleep", "load", "wants_colours",
 ]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
@@ -304,6 +304,23 @@ def load(
     return Settings(**_with_tuples(values))
 
 
+def command_values(
+    command: str, flags: Collection[str], config: str | None, environment: Mapping[str, str] | None = None
+) -> command_flags.Source:
+    """What environment and file say of the command's own flags, where the command line, which has `flags`, says nothing.
+
+    Raises SettingsError, also for what they say of anything else, and nothing knows.
+    """
+    variables = os.environ if environment is None else environment
+    path = config or variables.get(sources.CONFIG_VARIABLE)
+    sources.from_environment(attrs.fields(Settings), variables)
+    given = [command_flags.from_environment(command, variables)]
+    if path:
+        sources.from_file(attrs.fields(Settings), Path(path).expanduser())
+        given.append(sources.table_of(command, Path(path).expanduser()))
+    return command_flags.that_count(command, flags, given)
+
+
 def cache_directory(settings: Settings) -> Path | None:
     """Where what was made once is kept: the setting, else the user's cache directory; None for a user without a home."""
     if settings.cache_dir is not None:
@@ -328,7 +345,7 @@ def wants_colours() -> bool:
 
 def child_environment() -> dict[str, str]:
     """The environment for engine processes: this one's, less the settings, which travel in a file."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(sources.ENVIRONMENT_PREFIX)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(command_flags.ENVIRONMENT_PREFIX)}
     return {**_SLEEPING_THREADS, **inherited}
 
 

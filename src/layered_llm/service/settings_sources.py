@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from layered_llm.service import command_flags
+from layered_llm.service.command_flags import ENVIRONMENT_PREFIX
 from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, flag, got, is_tuple, kind, metavar
 
-ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
 CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
 CONFIG_FLAG: Final = "--config"
 
@@ -42,9 +43,7 @@ def add_flags(
         groups: the groups' keys and titles, in order.
         defaults: what differs from the fields' own defaults.
     """
-    parser.add_argument_group("configuration").add_argument(
-        CONFIG_FLAG, default=argparse.SUPPRESS, metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]"
-    )
+    add_config_flag(parser)
     for key, title in groups.items():
         group = parser.add_argument_group(title)
         for field in fields:
@@ -52,15 +51,29 @@ def add_flags(
                 _add_flag(group, field, defaults.get(field.name, field.default))
 
 
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument_group("configuration").add_argument(
+        CONFIG_FLAG, default=argparse.SUPPRESS, metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]"
+    )
+
+
+def to_bool(text: str, name: str) -> bool:
+    """Raises SettingsError, which calls the setting `name`."""
+    if text.strip().lower() not in _WORDS:
+        raise SettingsError(f"{name} must be true or false, got {text!r}")
+    return _WORDS[text.strip().lower()]
+
+
 def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) -> dict[str, Any]:
     """Values by field name, from the variables with our prefix; an empty one counts as unset. Raises SettingsError."""
     by_variable = {variable(field.name): field for field in fields}
+    others = {CONFIG_VARIABLE, *command_flags.variables()}
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in others:
             continue
         if name not in by_variable:
-            known = sorted((*by_variable, CONFIG_VARIABLE))
+            known = sorted((*by_variable, *others))
             raise SettingsError(f"{name} is no setting{closest(name, known)}; known are {', '.join(known)}")
         if not text:
             continue
@@ -73,12 +86,15 @@ def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) ->
 def from_file(fields: Sequence[Field], path: Path) -> dict[str, Any]:
     """Values by field name, from a TOML file whose keys are the fields' names or their flags' without `--`.
 
-    Raises SettingsError.
+    The tables of commands are checked, and left to `table_of`. Raises SettingsError.
     """
     by_name = {field.name: field for field in fields}
     values: dict[str, Any] = {}
     for key, value in _read(path).items():
         name = key.replace("-", "_")
+        if name in command_flags.FLAGS:
+            command_flags.from_table(name, value, path)
+            continue
         if name not in by_name:
             raise SettingsError(f"{path}: {key} is no setting{closest(name, by_name)}; known are {', '.join(sorted(by_name))}")
         if name in values:
@@ -86,6 +102,11 @@ def from_file(fields: Sequence[Field], path: Path) -> dict[str, Any]:
         values[name] = _from_toml(by_name[name], value, f"{path}: {key}")
         check(by_name[name], values[name], f"{path}: {key}")
     return values
+
+
+def table_of(command: str, path: Path) -> command_flags.Source:
+    """What a TOML file says of a command's own flags. Raises SettingsError."""
+    return command_flags.from_table(command, _read(path).get(command, {}), path)
 
 
 def _add_flag(group: "argparse._ArgumentGroup", field: Field, default: Any) -> None:
@@ -109,9 +130,7 @@ def _from_text(field: Field, text: str, name: str) -> Any:
     if is_tuple(field):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if base is bool:
-        if text.strip().lower() not in _WORDS:
-            raise SettingsError(f"{name} must be true or false, got {text!r}")
-        return _WORDS[text.strip().lower()]
+        return to_bool(text, name)
     try:
         return base(text)
     except ValueError:

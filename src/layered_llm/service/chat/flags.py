@@ -90,7 +90,7 @@ def read_request(arguments: argparse.Namespace) -> ChatRequest:
 
 
 def _server(arguments: argparse.Namespace) -> Server | None:
-    if arguments.url is None:
+    if not arguments.url:
         if arguments.key is not None:
             raise SettingsError("--api-key needs --url")
         return None
