@@ -30,6 +30,13 @@ from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_CODES: Final = {
+    413: "request_entity_too_large",
+    414: "request_uri_too_long",
+    416: "requested_range_not_satisfiable",
+    422: "unprocessable_entity",
+}
+"""Of the statuses that newer versions of Python have another name for: a client's code must not depend on it."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +153,7 @@ async def _on_http_exception(error: HTTPException) -> Response | HTTPException:
             status=code,
             type=api_error.INVALID_REQUEST if code < HTTPStatus.INTERNAL_SERVER_ERROR else api_error.SERVER_ERROR,
             message=_message(error, code),
-            code=HTTPStatus(code).name.lower(),
+            code=_CODES.get(code, HTTPStatus(code).name.lower()),
         )
     )
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
