@@ -25,11 +25,13 @@ Settings of the server come from the environment: LAYERED_LLM_MODEL=./Qwen3-0.6B
 
 Read it so:
   server ready   the whole start
-  import …       a bare interpreter that imports this and ends; what the server needs beyond the slowest import is its own
+  import …       a bare interpreter that imports this and ends; what the server needs beyond the slowest import is its own;
+                 that of layered_llm, which a program has to wait for, is to take less than 0.15 s
   memory         most that is resident in a runtime process when the model is open, less what its imports take, beside the bytes
                  of the weights' files and of the KV pool; pages of the pool count when they are first used, and none is here
 """
 IMPORTS = {
+    "import layered_llm": "import layered_llm",
     "import torch": "import torch",
     "import of the runtime process": "import layered_llm.service.runtime, layered_llm.runtime.torch_opening",
     "import of the API process": "import layered_llm.service.serve",

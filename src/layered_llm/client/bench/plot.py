@@ -29,7 +29,7 @@ def save_plot(title: str, run: RunRecord, path: Path) -> None:
         axes.grid(alpha=0.3)
     for axes in (latencies, gaps, timeline):
         if axes.has_data():
-            axes.legend()
+            axes.legend(loc="lower right")  # where neither shares nor requests, one above the other, have drawn much
     figure.suptitle(title)
     figure.savefig(path)
 
