@@ -374,7 +374,13 @@ async def test_no_socket_after_shutdown() -> None:
             context.connect_dealer("inproc://link", b"near", OPTIONS)
 
 
-def test_shutdown_ends_a_thread_that_blocks() -> None:
+def refuse_threads(_thread: threading.Thread) -> None:
+    """What newer interpreters say once the main thread is over."""
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+@pytest.mark.parametrize("is_at_exit", [False, True])
+def test_shutdown_ends_a_thread_that_blocks(is_at_exit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked, ended = threading.Event(), threading.Event()
 
     def block(context: MessageContext) -> None:
@@ -388,6 +394,8 @@ def test_shutdown_ends_a_thread_that_blocks() -> None:
         thread = threading.Thread(target=block, args=(context,))
         thread.start()
         blocked.wait()
+        if is_at_exit:
+            monkeypatch.setattr(threading.Thread, "start", refuse_threads)
         context.shutdown()
         thread.join(timeout=5)
 

@@ -11,7 +11,7 @@ Invariants, each of them forced by ZMQ_FD, which is edge-triggered and shared by
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from typing import Final, Self, TypeVar
 
 import attrs
@@ -224,7 +224,11 @@ class MessageContext:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._trio_sockets: list[_TrioSocket] = []
         self._blocking_sockets: set[BlockingSocket] = set()
-        self._termination: Thread | None = None
+        self._is_over = Event()
+        # Terminating is what wakes blocked threads, but it returns only when all of them have closed their sockets. The thread
+        # that does it stands ready: an interpreter that is about to end starts none any more, and waits for those that block.
+        self._terminating = Thread(target=self._terminate, name="zmq-context-term", daemon=True)
+        self._terminating.start()
 
     def bind_router(self, address: str, options: SocketOptions) -> RouterSocket:
         """Raises AddressError, and LinkClosed after a shutdown; so do all that make sockets."""
@@ -258,7 +262,7 @@ class MessageContext:
 
         The one way to end a thread that blocks on a socket. To be called by the thread that opened the context.
         """
-        self._terminating()
+        self._is_over.set()
 
     def close(self) -> None:
         """Closes the trio sockets, and waits until the lingering of all closed sockets is over.
@@ -269,25 +273,22 @@ class MessageContext:
         for socket in self._trio_sockets:
             socket.close()
         open_in_threads = len(self._blocking_sockets)
-        terminating = self._terminating()
+        self._is_over.set()
         if open_in_threads:
             raise InvariantViolated(f"context closed while threads have {open_in_threads} blocking sockets open")
-        terminating.join()
+        self._terminating.join()
 
-    def _terminating(self) -> Thread:
-        if self._termination is None:
-            # Terminating is what wakes blocked threads, but it returns only when all of them have closed their sockets.
-            self._termination = Thread(target=self._context.term, name="zmq-context-term", daemon=True)
-            self._termination.start()
-        return self._termination
+    def _terminate(self) -> None:
+        self._is_over.wait()
+        self._context.term()
 
     def _socket(self, kind: int, options: SocketOptions) -> "zmq.Socket[bytes]":
-        if self._termination is not None:
+        if self._is_over.is_set():
             raise LinkClosed
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError:
-            if self._termination is None:
+            if not self._is_over.is_set():
                 raise
             raise LinkClosed from None  # shut down since the look above, by the thread that opened the context
         socket.setsockopt(zmq.LINGER, 0)
