@@ -44,9 +44,13 @@ class VectorModule:
     def vector_bytes(self) -> int:
         return F32_BYTES * self.lanes
 
-    def define(self, name: str, emit: "VectorKernel", parameters: int) -> Function:
+    def define(self, name: str, emit: "VectorKernel", parameters: int, *, exported: bool = False) -> Function:
         """Generates the function `name` of the code that `emit` emits."""
-        return self.code.function(name, lambda emitter, *arguments: emit(Vectors(self, emitter), *arguments), parameters)
+
+        def with_vectors(emitter: Emitter, *arguments: Int) -> None:
+            emit(Vectors(self, emitter), *arguments)
+
+        return self.code.function(name, with_vectors, parameters, exported=exported)
 
 
 @attrs.frozen(eq=False)
