@@ -19,7 +19,7 @@ READ_BLOCK_BYTES: Final = READ_STREAMS * READ_LANES * F32_BYTES
 
 
 class PeakLoops:
-    """Both loops, compiled for this processor, also where it cannot run the kernels. Calls leave other Python threads running."""
+    """Both loops, compiled for this processor, even one that the kernels are not for. Calls let other Python threads run."""
 
     def __init__(self) -> None:
         machine, has_fma = _processor()
