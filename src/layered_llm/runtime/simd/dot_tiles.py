@@ -16,8 +16,6 @@ from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import SCALES_BYTES, UNIT_COLUMNS, read_lanes, read_scales, read_unit
 
-MAX_BLOCK_COLUMNS: Final = 640
-"""A tile of 6 tokens and 4 weight rows of them, in fp32, fills most of a first cache of 32 KB."""
 PANEL_ROWS: Final = 4
 """Weight rows that are packed together: vector by vector, those of the same columns side by side."""
 _PREFETCH_BYTES: Final = 4096
@@ -99,9 +97,7 @@ def _add_panel(v: Vectors, operands: Operands, sums: list[list[Accumulator]]) ->
 def _add_units(v: Vectors, weight_format: WeightFormat, operands: Operands, sums: list[list[Accumulator]]) -> None:
     unit_bytes, units = weight_format.row_bytes(UNIT_COLUMNS), operands.columns // UNIT_COLUMNS
     rows = [operands.w + operands.w_stride * output for output in range(len(sums[0]))]
-    scales = [v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * SCALES_BYTES) for _ in rows]
-    for row, target in zip(rows, scales, strict=True):
-        read_scales(v, weight_format, row, units, target)
+    scales = [read_scales(v, weight_format, row, units) for row in rows]
     with v.emitter.loop(0, units) as unit:
         sources = [row + unit * unit_bytes for row in rows]
         for source in sources:

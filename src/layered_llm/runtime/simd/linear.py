@@ -15,10 +15,17 @@ from typing import Final
 import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.simd.dot_tiles import MAX_BLOCK_COLUMNS, PANEL_ROWS, Operands, Tile, define_tile
+from layered_llm.runtime.simd.dot_tiles import PANEL_ROWS, Operands, Tile, define_tile
 from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
-from layered_llm.runtime.simd.weight_units import SCALES_BYTES, UNIT_COLUMNS, read_lanes, read_scales, read_unit
+from layered_llm.runtime.simd.weight_units import (
+    MAX_BLOCK_COLUMNS,
+    SCALES_BYTES,
+    UNIT_COLUMNS,
+    read_lanes,
+    read_scales,
+    read_unit,
+)
 
 LINEAR_PARAMETERS: Final = 10
 _FEW_REGISTERS: Final = 16
@@ -131,8 +138,7 @@ def expand_row(v: Vectors, weight_format: WeightFormat, source: Int, columns: In
 def _expand(v: Vectors, weight_format: WeightFormat, source: Int, columns: Int, target: Int, *, distance: int) -> None:
     """Writes a row's vectors, each as many vectors as `distance` behind the one before; at most a block of columns."""
     unit_bytes, units = weight_format.row_bytes(UNIT_COLUMNS), columns // UNIT_COLUMNS
-    scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * SCALES_BYTES)
-    read_scales(v, weight_format, source, units, scales)
+    scales = read_scales(v, weight_format, source, units)
     with v.emitter.loop(0, units) as unit:
         weights_of = read_unit(v, weight_format, source + unit * unit_bytes, scales + unit * SCALES_BYTES)
         for part, weights in enumerate(weights_of):

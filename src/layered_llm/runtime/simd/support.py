@@ -4,14 +4,11 @@ Must not know: how, who asks.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 import attrs
 
 from layered_llm.runtime.model_config import ModelConfig
-from layered_llm.runtime.simd.machine import Machine, find_machine
-
-_NARROW_LANES: Final = 8
+from layered_llm.runtime.simd.machine import NARROW_LANES, Machine, find_machine
 
 
 def find_support(config: ModelConfig) -> Machine | str:
@@ -28,13 +25,13 @@ def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
         "intermediate_size": config.intermediate_size,
     }
     for name, size in sizes.items():
-        if size % _NARROW_LANES:
-            return f"the model's {name} of {size} is no multiple of {_NARROW_LANES}"
-    if config.head_dim < 2 * _NARROW_LANES:
-        return f"the model's head_dim of {config.head_dim} is below {2 * _NARROW_LANES}"
+        if size % NARROW_LANES:
+            return f"the model's {name} of {size} is no multiple of {NARROW_LANES}"
+    if config.head_dim < 2 * NARROW_LANES:
+        return f"the model's head_dim of {config.head_dim} is below {2 * NARROW_LANES}"
     if _fits(machine.lanes, config.head_dim, sizes.values()):
         return machine
-    return attrs.evolve(machine, lanes=_NARROW_LANES)
+    return attrs.evolve(machine, lanes=NARROW_LANES)
 
 
 def _fits(lanes: int, head_dim: int, sizes: Iterable[int]) -> bool:

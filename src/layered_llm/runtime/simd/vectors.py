@@ -27,6 +27,7 @@ _LOCALITIES: Final = {1: 3, 2: 2}
 """What LLVM calls the caches."""
 _QUAD: Final = 4
 _FOLDED_LANES: Final = 8
+"""What the last sums of a vector are made of, however wide it is."""
 _LARGEST_HALF: Final = 65_504.0
 
 

@@ -15,6 +15,8 @@ from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
 
 UNIT_COLUMNS: Final = 32
 """Weights that are read together: a block of the quantized formats."""
+MAX_BLOCK_COLUMNS: Final = 640
+"""Columns that are read in one go: 6 tokens and 4 weight rows of them, in fp32, fill most of a first cache of 32 KB."""
 SCALES_BYTES: Final = 8
 """Room for the scales of a unit: two fp32 numbers, of which some formats use the first."""
 _SCALE_BYTES: Final = 2
@@ -23,15 +25,16 @@ _NIBBLE_BYTES: Final = 16
 _CODES: Final = 16
 
 
-def read_scales(v: Vectors, weight_format: WeightFormat, row: Int, units: Int, target: Int) -> None:
-    """Writes the scales of the first `units` units of a row as fp32, `SCALES_BYTES` for each.
+def read_scales(v: Vectors, weight_format: WeightFormat, row: Int, units: Int) -> Int:
+    """Where the scales of the first `units` units of a row now are as fp32, `SCALES_BYTES` for each; a block's at most.
 
     A pass of its own: from memory, a number is in all lanes at once, while shuffles are what reading 4-bit weights waits for.
     """
-    if weight_format.block_columns == 1:
-        return
-    with v.emitter.loop(0, units) as unit:
-        v.widen_pair(row + unit * weight_format.block_bytes, target + unit * SCALES_BYTES)
+    scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * SCALES_BYTES)
+    if weight_format.block_columns > 1:
+        with v.emitter.loop(0, units) as unit:
+            v.widen_pair(row + unit * weight_format.block_bytes, scales + unit * SCALES_BYTES)
+    return scales
 
 
 def read_unit(v: Vectors, weight_format: WeightFormat, address: Int, scales: Int) -> list[Vector]:
