@@ -132,13 +132,19 @@ async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
     assert not directory.path.exists()
 
 
+def held_by_another() -> tuple[RunDirectory, int]:
+    """Our directory, and the lock as a supervisor would hold it."""
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    lock = directory.try_lock()
+    assert lock is not None
+    return directory, lock
+
+
 @pytest.mark.parametrize("is_freed", [True, False], ids=["freed", "held"])
 async def test_who_is_told_to_stop_before_it_met_the_engine_leaves_with_it_and_starts_no_other(
     is_freed: bool, home: Path, autojump_clock: MockClock
 ) -> None:
-    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
-    lock = directory.try_lock()
-    assert lock is not None
+    directory, lock = held_by_another()
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(host(new_client()).run)
@@ -161,9 +167,7 @@ async def test_a_lock_that_stays_free_is_taken_for_another_supervisor(
     home: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: SILENT)
-    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
-    lock = directory.try_lock()
-    assert lock is not None
+    directory, lock = held_by_another()
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(host(new_client()).run)

@@ -65,7 +65,7 @@ def build_api(settings: Settings) -> Api:
     http = build_application(
         engine=client,
         settings=_http_settings(settings),
-        keys=_api_keys(settings),
+        keys=ApiKeys.of(read_api_keys(settings)),
         drain=drain,
         wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
         new_hex_id=secrets.token_hex,
@@ -97,10 +97,6 @@ def server_owner() -> Owner:
     """The process whose end ends the server: hypercorn's parent in a worker that it spawned, else this one."""
     parent = multiprocessing.parent_process()
     return Owner.of(parent.pid if parent is not None and parent.pid is not None else os.getpid())
-
-
-def _api_keys(settings: Settings) -> ApiKeys:
-    return ApiKeys.of(read_api_keys(settings))
 
 
 def _http_settings(settings: Settings) -> HttpSettings:
