@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from layered_llm.runtime.matrices import WeightFormat
-from support.simd_kernels import LANES, kernels, multiply, random_matrix
+from support.simd_kernels import LANES, arranged, kernels, multiply, random_matrix
 
 FORMATS = list(WeightFormat)
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
@@ -53,10 +53,11 @@ def test_narrow_vectors_take_columns_that_fill_no_wide_one(columns: int) -> None
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("columns", [32, 640, 672, 1312])
 def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, lanes: int) -> None:
-    matrix = random_matrix(np.random.default_rng(columns), weight_format, 1, columns)
-    row = np.empty(columns, np.float32)
-    kernels(lanes)(f"expand_{weight_format.label}", matrix.data, columns, row)
-    assert matrix.dequantized().tobytes() == row.tobytes()
+    matrix = random_matrix(np.random.default_rng(columns), weight_format, 6, columns)
+    weights, expanded = arranged(matrix).data, np.empty((6, columns), np.float32)
+    for number, row in enumerate(expanded):
+        kernels(lanes)(f"expand_{weight_format.label}", weights, weights.strides[0], number, columns, row)
+    assert matrix.dequantized().tobytes() == expanded.tobytes()
 
 
 def test_weights_may_lie_at_any_address() -> None:

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded
+from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
 from layered_llm.runtime.simd.emitter import CodeModule, Function
@@ -71,10 +72,9 @@ def _define_exp(module: VectorModule) -> Function:
 
 def _define_expand(module: VectorModule, weight_format: WeightFormat) -> Function:
     def emit(v: Vectors, *arguments: Any) -> None:
-        row, columns, target = arguments
-        expand_row(v, weight_format, row, columns, target)
+        expand_row(v, weight_format, *arguments)
 
-    return module.define(f"expand_{weight_format.label}", emit, 3)
+    return module.define(f"expand_{weight_format.label}", emit, 5)
 
 
 def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: int, columns: int) -> WeightMatrix:
@@ -89,11 +89,16 @@ def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: i
     return WeightMatrix(format=weight_format, rows=rows, columns=columns, data=data.reshape(rows, -1))
 
 
+def arranged(matrix: WeightMatrix) -> Matrix:
+    """As the kernels read it."""
+    return PanelMatrix.of(matrix, lambda count: np.empty(count, np.uint8)) if has_panels(matrix.format) else matrix
+
+
 def multiply(lanes: int, x: Float32s, matrix: WeightMatrix) -> Float32s:
     """x W^T by the kernel."""
     y = np.full((len(x), matrix.rows), np.nan, np.float32)
     scratch = np.empty(scratch_floats(matrix.rows, matrix.columns), np.float32)
-    strides = (x.strides[0], matrix.data.strides[0], y.strides[0])
-    operands = (x, strides[0], matrix.data, strides[1], matrix.columns, y, strides[2])
+    weights = arranged(matrix).data
+    operands = (x, x.strides[0], weights, weights.strides[0], matrix.columns, y, y.strides[0])
     kernels(lanes)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
     return y

@@ -8,8 +8,9 @@ from typing import Final
 
 import attrs
 
-from layered_llm.runtime.matrices import Float32s, WeightMatrix
+from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.panels import Matrix
 
 _FP32_BYTES: Final = 4
 
@@ -18,7 +19,7 @@ _FP32_BYTES: Final = 4
 class LinearWeights:
     """x W^T + b."""
 
-    matrix: WeightMatrix
+    matrix: Matrix
     bias: Float32s | None
     """[rows of the matrix]."""
 
@@ -45,11 +46,11 @@ class DecoderWeights:
     """All weights of a model."""
 
     config: ModelConfig
-    embedding: WeightMatrix
+    embedding: Matrix
     """[vocabulary, hidden]."""
     layers: tuple[LayerWeights, ...]
     norm: Float32s
-    head: WeightMatrix
+    head: Matrix
     """[vocabulary, hidden]; the embedding itself where they are tied."""
 
     @property
@@ -63,7 +64,7 @@ class DecoderWeights:
         tied = (self.head,) if self.head is self.embedding else ()
         return sum(_FP32_BYTES * matrix.rows * matrix.columns for matrix in (*self._matrices(), *tied))
 
-    def _matrices(self) -> Iterator[WeightMatrix]:
+    def _matrices(self) -> Iterator[Matrix]:
         """Each once."""
         yield self.embedding
         for layer in self.layers:

@@ -14,17 +14,20 @@ from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
+from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.decoder import SimdDecoder
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
+from layered_llm.runtime.simd.memory_blocks import HugePages
 from layered_llm.runtime.simd.support import find_support
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
@@ -49,7 +52,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     files = read_model(options.model)
     config = files.config
     build, machine = builder_of(config.architecture), _find_machine(options, config)
-    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype)
+    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=_as_stored if machine is None else _in_panels())
     weights = build(config, reader)
     reader.finish()
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
@@ -98,6 +101,15 @@ def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | Non
             raise DeviceError(f"{wish} needs the generated kernels, which cannot be used: {found}")
     _LOG.info("torch executes the model, without generated kernels: %s", found)
     return None
+
+
+def _as_stored(matrix: WeightMatrix) -> Matrix:
+    return matrix
+
+
+def _in_panels() -> Callable[[WeightMatrix], Matrix]:
+    memory = HugePages()
+    return lambda matrix: PanelMatrix.of(matrix, memory.take) if has_panels(matrix.format) else matrix
 
 
 def _simd_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine) -> tuple[StepModel, str]:

@@ -8,7 +8,7 @@ already, or are merged with others. Vectors (norms, biases) are fp32 always, whi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded, merged
+from layered_llm.runtime.panels import Matrix
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 
 _NAMES_SHOWN: Final = 8
@@ -46,16 +47,20 @@ class CheckpointReader:
     _tensors: Mapping[str, StoredTensor]
     _format: WeightFormat | None
     """None: each tensor's own."""
+    _arrange: Callable[[WeightMatrix], Matrix]
+    """Gives a matrix the form that is computed with."""
     _taken: set[str] = attrs.Factory(set)
     _missing: list[str] = attrs.Factory(list)
     _has_converted: bool = False
 
     @classmethod
-    def of(cls, tensors: Mapping[str, StoredTensor], *, dtype: str) -> "CheckpointReader":
+    def of(
+        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = lambda matrix: matrix
+    ) -> "CheckpointReader":
         """Raises CheckpointError where `dtype` has no such name."""
         if dtype not in _DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPE_NAMES)}")
-        return cls(tensors, _DTYPES[dtype])
+        return cls(tensors, _DTYPES[dtype], arrange)
 
     @property
     def types(self) -> str:
@@ -70,7 +75,7 @@ class CheckpointReader:
         """
         return np.concatenate([part.dequantized()[0] for part in self._parts(names, [(length,) for length in lengths])])
 
-    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightMatrix:
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Matrix:
         """The matrices `names`, the k-th of shape [rows[k], columns], one below the other: in the file's own format, or in that
         of `dtype`; parts of several formats as fp32, if `dtype` does not say another.
 
@@ -82,9 +87,10 @@ class CheckpointReader:
             whole = merged(parts)
         else:
             whole = merged([self._converted(name, part, target) for name, part in zip(names, parts, strict=True)])
-        if whole is not parts[0]:
+        arranged = self._arrange(whole)
+        if arranged is not parts[0]:
             self._forget(names)
-        return whole
+        return arranged
 
     def _target(self, stored: AbstractSet[WeightFormat]) -> WeightFormat | None:
         """What matrices that are stored so, and merged, become; None: what they are.

@@ -244,7 +244,7 @@ class AttentionKernels:
                         accumulator.set(v.fma(values, number, accumulator.get()))
             for row, accumulators in enumerate(sums):
                 four = v.sums([accumulator.get() for accumulator in accumulators])
-                v.store_first(scores + _BLOCK_BYTES * row, four, _KEY_TILE)
+                v.store_quad(scores + _BLOCK_BYTES * row, four)
 
         return self.module.define(f"scores_{self._suffix}_{rows}", emit, 4)
 

@@ -2,7 +2,7 @@
 
 Must not know: what the program does, models, who wants it.
 
-The cache's key is a digest of everything that decides the code: the source files of this package, the weight formats, the
+The cache's key is a digest of everything that decides the code: the source files of this package, how weights lie in memory, the
 version of LLVM and of its Python binding, the processor, and the size and number of its vectors.
 """
 
@@ -17,7 +17,7 @@ import attrs
 import llvmlite
 from llvmlite import binding
 
-from layered_llm.runtime import matrices
+from layered_llm.runtime import matrices, panels
 from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
 from layered_llm.runtime.simd.machine import Machine
@@ -74,6 +74,7 @@ def compile_module(module: CodeModule, machine: Machine) -> bytes:
 def _target(machine: Machine) -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
     target = binding.Target.from_triple(binding.get_process_triple())
     return target.create_target_machine(cpu=machine.processor, features=machine.features, opt=3, reloc="pic", codemodel="small")
 
@@ -98,6 +99,6 @@ def program_key(machine: Machine) -> str:
     for part in (llvmlite.__version__, binding.llvm_version_info, *attrs.astuple(machine)):
         digest.update(f"{part}\n".encode())
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    for path in (*sources, Path(matrices.__file__)):
+    for path in (*sources, Path(matrices.__file__), Path(panels.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()

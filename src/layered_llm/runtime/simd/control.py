@@ -14,7 +14,7 @@ _LINE_WORDS: Final = 8
 
 
 TASK_ROWS: Final = 16
-"""A multiple of the numbers of every vector."""
+"""A multiple of the numbers of every vector, and of a panel's rows."""
 
 
 class Word(enum.IntEnum):
@@ -116,7 +116,8 @@ class TaskWord(enum.IntEnum):
 
     FORMAT = 0
     WEIGHTS = 1
-    ROW_BYTES = 2
+    STRIDE = 2
+    """From a row to the next; of a format with blocks, from a panel to the next."""
     ROWS = 3
     OUTPUT = 4
     """Place of the first row's result among a token's outputs."""

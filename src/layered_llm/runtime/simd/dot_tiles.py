@@ -12,14 +12,14 @@ from typing import Final
 import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.panels import PANEL_ROWS
 from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
-from layered_llm.runtime.simd.weight_units import SCALES_BYTES, UNIT_COLUMNS, read_lanes, read_scales, read_unit
+from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, PanelUnits, read_lanes, unit_bytes
 
-PANEL_ROWS: Final = 4
-"""Weight rows that are packed together: vector by vector, those of the same columns side by side."""
 _PREFETCH_BYTES: Final = 4096
 """How far ahead of their use weights are asked for: the hardware does not follow several streams of short rows by itself."""
+_LINE_BYTES: Final = 64
 _QUAD: Final = 4
 
 
@@ -28,7 +28,7 @@ class Tile:
     """`tokens` x `outputs` sums that are kept in registers together."""
 
     weight_format: WeightFormat | None
-    """None: fp32 in packed panels, in the cache. Else rows as they lie in memory."""
+    """None: fp32, in the cache, `PANEL_ROWS` rows vector by vector. Else as weights lie in memory: rows, or panels of blocks."""
     tokens: int
     outputs: int
 
@@ -63,54 +63,68 @@ class Operands:
         return (self.x, self.x_stride, self.w, self.w_stride, self.columns, self.y, self.y_stride)
 
 
-TILE_PARAMETERS: Final = len(attrs.fields(Operands)) + 1
+TILE_PARAMETERS: Final = len(attrs.fields(Operands)) + 2
 
 
 def define_tile(module: VectorModule, tile: Tile) -> Function:
-    """The function that computes `tile`. Its arguments are `Operands.arguments`, and whether y counts: 0 for the first block
-    of columns, whose sums are the first.
+    """The function that computes `tile`. Its arguments are `Operands.arguments`; the first row's place in its panel, where the
+    weights lie in panels; and whether y counts: 0 for the first block of columns, whose sums are the first.
 
-    In packed panels, `w_stride` is not used.
+    Where the weights lie in panels, `w` is the panel's begin, and `w_stride` is not used.
     """
     name = f"dot_{tile.label}_{tile.tokens}x{tile.outputs}"
 
     def emit(v: Vectors, *arguments: Int) -> None:
-        operands, continues = Operands(*arguments[:-1]), arguments[-1]
+        operands, (place, continues) = Operands(*arguments[:-2]), arguments[-2:]
         sums = [[v.accumulator() for _ in range(tile.outputs)] for _ in range(tile.tokens)]
-        if tile.weight_format is None:
-            _add_panel(v, operands, sums)
-        else:
-            _add_units(v, tile.weight_format, operands, sums)
-        for token, row in enumerate(sums):
-            _add_to(v, operands.y + operands.y_stride * token, [accumulator.get() for accumulator in row], continues)
+        match tile.weight_format:
+            case None:
+                _add_expanded(v, operands, sums)
+            case WeightFormat.F32 | WeightFormat.BF16 | WeightFormat.F16 as weight_format:
+                _add_rows(v, weight_format, operands, sums)
+            case WeightFormat.Q8_0 | WeightFormat.Q4_0 | WeightFormat.Q4_1 as weight_format:
+                _add_panel(v, weight_format, operands, place if tile.outputs < PANEL_ROWS else v.emitter.integer(0), sums)
+        _add_to_outputs(v, operands, sums, continues)
 
     return module.define(name, emit, TILE_PARAMETERS)
 
 
-def _add_panel(v: Vectors, operands: Operands, sums: list[list[Accumulator]]) -> None:
+def _add_expanded(v: Vectors, operands: Operands, sums: list[list[Accumulator]]) -> None:
     with v.emitter.loop(0, operands.columns * F32_BYTES, v.vector_bytes) as offset:
         panel = operands.w + offset * PANEL_ROWS
         weights = [v.load(panel + v.vector_bytes * output) for output in range(len(sums[0]))]
         _add(v, sums, operands.x + offset, operands.x_stride, weights)
 
 
-def _add_units(v: Vectors, weight_format: WeightFormat, operands: Operands, sums: list[list[Accumulator]]) -> None:
-    unit_bytes, units = weight_format.row_bytes(UNIT_COLUMNS), operands.columns // UNIT_COLUMNS
-    rows = [operands.w + operands.w_stride * output for output in range(len(sums[0]))]
-    scales = [read_scales(v, weight_format, row, units) for row in rows]
-    with v.emitter.loop(0, units) as unit:
-        sources = [row + unit * unit_bytes for row in rows]
-        for source in sources:
-            v.prefetch(source + _PREFETCH_BYTES)
-        x = operands.x + unit * (UNIT_COLUMNS * F32_BYTES)
-        at = [each + unit * SCALES_BYTES for each in scales]
-        weights_of = [read_unit(v, weight_format, *where) for where in zip(sources, at, strict=True)]
+def _add_panel(
+    v: Vectors, weight_format: WeightFormat, operands: Operands, place: Int, sums: list[list[Accumulator]]
+) -> None:
+    count = operands.columns // UNIT_COLUMNS
+    units = PanelUnits.of(v, weight_format, operands.w, count)
+    with v.emitter.loop(0, count) as unit:
+        for line in range(0, unit_bytes(weight_format), _LINE_BYTES):
+            v.prefetch(operands.w + unit * unit_bytes(weight_format) + (line + _PREFETCH_BYTES))
+        weights_of = units.read(v, unit, place, len(sums[0]))
         for part in range(UNIT_COLUMNS // v.lanes):
-            _add(v, sums, x + v.vector_bytes * part, operands.x_stride, [weights[part] for weights in weights_of])
-    if weight_format.block_columns == 1:
-        with v.emitter.loop(operands.columns - operands.columns % UNIT_COLUMNS, operands.columns, v.lanes) as column:
-            weights = [read_lanes(v, weight_format, row + column * weight_format.block_bytes) for row in rows]
-            _add(v, sums, operands.x + column * F32_BYTES, operands.x_stride, weights)
+            x = operands.x + unit * (UNIT_COLUMNS * F32_BYTES) + v.vector_bytes * part
+            _add(v, sums, x, operands.x_stride, [weights[part] for weights in weights_of])
+
+
+def _add_rows(v: Vectors, weight_format: WeightFormat, operands: Operands, sums: list[list[Accumulator]]) -> None:
+    rows = [operands.w + operands.w_stride * output for output in range(len(sums[0]))]
+
+    def add(column: Int) -> None:
+        weights = [read_lanes(v, weight_format, row + column * weight_format.block_bytes) for row in rows]
+        _add(v, sums, operands.x + column * F32_BYTES, operands.x_stride, weights)
+
+    whole = operands.columns - operands.columns % UNIT_COLUMNS
+    with v.emitter.loop(0, whole, UNIT_COLUMNS) as first:
+        for row in rows:
+            v.prefetch(row + first * weight_format.block_bytes + _PREFETCH_BYTES)
+        for column in range(0, UNIT_COLUMNS, v.lanes):
+            add(first + column)
+    with v.emitter.loop(whole, operands.columns, v.lanes) as column:
+        add(column)
 
 
 def _add(v: Vectors, sums: list[list[Accumulator]], x: Int, x_stride: Int, weights: list[Vector]) -> None:
@@ -120,8 +134,13 @@ def _add(v: Vectors, sums: list[list[Accumulator]], x: Int, x_stride: Int, weigh
             accumulator.set(v.fma(values, weight, accumulator.get()))
 
 
-def _add_to(v: Vectors, address: Int, row: list[Vector], continues: Int) -> None:
-    for first in range(0, len(row), _QUAD):
-        group = row[first : first + _QUAD]
-        padded = group + group[:1] * (_QUAD - len(group))
-        v.add_first(address + F32_BYTES * first, v.sums(padded), len(group), continues)
+def _add_to_outputs(v: Vectors, operands: Operands, sums: list[list[Accumulator]], continues: Int) -> None:
+    """Four vectors are summed up at once: of one token, or of several whose outputs fill four."""
+    outputs = len(sums[0])
+    tokens = _QUAD // outputs
+    for first in range(0, len(sums), tokens):
+        group = [accumulator.get() for row in sums[first : first + tokens] for accumulator in row]
+        quad = v.sums(group + group[:1] * (_QUAD - len(group)))
+        for token in range(len(group) // outputs):
+            y = operands.y + operands.y_stride * (first + token)
+            v.add_lanes(y, quad, range(token * outputs, (token + 1) * outputs), continues)

@@ -4,7 +4,7 @@ Must not know: models, how rows are shared out between threads.
 
 Weights are expanded in registers, once for up to 4 tokens (8 where there are 32 registers), as they come from memory. Many
 tokens would expand them again and again: they are expanded into a scratch that stays in the cache, and multiplied in register
-tiles from there. Columns are taken in blocks, so that what a tile reads stays in a core's first cache; the blocks
+tiles from there. Formats with blocks lie in panels. Columns are taken in blocks, so that what a tile reads stays in a core's first cache; the blocks
 depend on the number of columns alone.
 """
 
@@ -15,16 +15,16 @@ from typing import Final
 import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.simd.dot_tiles import PANEL_ROWS, Operands, Tile, define_tile
+from layered_llm.runtime.panels import PANEL_ROWS, has_panels
+from layered_llm.runtime.simd.dot_tiles import Operands, Tile, define_tile
 from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import (
     MAX_BLOCK_COLUMNS,
-    SCALES_BYTES,
     UNIT_COLUMNS,
+    PanelUnits,
     read_lanes,
-    read_scales,
-    read_unit,
+    unit_bytes,
 )
 
 LINEAR_PARAMETERS: Final = 10
@@ -52,8 +52,8 @@ class LinearKernels:
     def define(self, weight_format: WeightFormat) -> Function:
         """Multiplies tokens with weight rows of this format. The function's arguments, strides in bytes:
 
-        x, x_stride ([tokens, columns]), w, w_stride ([rows, columns]), columns, y, y_stride ([tokens, rows]), tokens, rows,
-        scratch (fp32, as many as `scratch_floats` says).
+        x, x_stride ([tokens, columns]), w, w_stride (from a row to the next; of formats with blocks, from a panel), columns,
+        y, y_stride ([tokens, rows]), tokens, rows, scratch (fp32, as many as `scratch_floats` says).
         """
 
         def emit(v: Vectors, *arguments: Int) -> None:
@@ -86,12 +86,20 @@ class LinearKernels:
 
     def _direct(self, v: Vectors, weight_format: WeightFormat, operands: Operands, rows: Int, *, count: int) -> None:
         """`count` tokens times all rows; the rows that fill no tile one by one."""
-        k, outputs = v.emitter, self._direct_tiles[count]
+        k, outputs = v.emitter, self._outputs(weight_format, count)
         whole, step = rows - rows % outputs, _block_columns(operands.columns)
         for first_row, end, height in ((k.integer(0), whole, outputs), (whole, rows, 1)):
             tile = self._tile(Tile(weight_format=weight_format, tokens=count, outputs=height))
             with k.loop(first_row, end, height) as row, k.loop(0, operands.columns, step) as first:
-                tile(*_of_block(operands.at(0, row), weight_format, first, step).arguments(), first)
+                at, place = _from_row(operands, weight_format, row)
+                tile(*_of_block(at, weight_format, first, step).arguments(), place, first)
+
+    def _outputs(self, weight_format: WeightFormat, count: int) -> int:
+        """The weight rows of a tile of `count` tokens; parts of a panel are as large as each other."""
+        outputs = self._direct_tiles[count]
+        while has_panels(weight_format) and PANEL_ROWS % outputs:
+            outputs -= 1
+        return outputs
 
     def _many(self, v: Vectors, weight_format: WeightFormat, operands: Operands, *rest: Int) -> None:
         tokens, rows, scratch = rest
@@ -99,9 +107,7 @@ class LinearKernels:
         with v.emitter.loop(0, operands.columns, step) as first:
             block = _of_block(operands, weight_format, first, step)
             panel_bytes = block.columns * (PANEL_ROWS * F32_BYTES)
-            with v.emitter.loop(0, rows) as row:
-                target = scratch + row // PANEL_ROWS * panel_bytes + row % PANEL_ROWS * v.vector_bytes
-                _expand(v, weight_format, block.w + block.w_stride * row, block.columns, target, distance=PANEL_ROWS)
+            _expand_all(v, weight_format, block, rows, scratch, panel_bytes)
             self._multiply_panels(v, attrs.evolve(block, w=scratch, w_stride=panel_bytes), tokens, rows, first)
 
     def _multiply_panels(self, v: Vectors, block: Operands, tokens: Int, rows: Int, continues: Int) -> None:
@@ -114,11 +120,11 @@ class LinearKernels:
             with k.loop(done, end, count) as token:
                 with k.loop(0, panels) as panel:
                     at = attrs.evolve(block.at(token, panel * PANEL_ROWS), w=block.w + block.w_stride * panel)
-                    self._tile(tile)(*at.arguments(), continues)
+                    self._tile(tile)(*at.arguments(), 0, continues)
                 with k.loop(panels * PANEL_ROWS, rows) as row:
                     w = block.w + block.w_stride * panels + row % PANEL_ROWS * v.vector_bytes
                     at = attrs.evolve(block.at(token, row), w=w)
-                    self._tile(attrs.evolve(tile, outputs=1))(*at.arguments(), continues)
+                    self._tile(attrs.evolve(tile, outputs=1))(*at.arguments(), 0, continues)
             done = end
 
     def _tile(self, tile: Tile) -> Function:
@@ -127,26 +133,53 @@ class LinearKernels:
         return self._tiles[tile]
 
 
-def expand_row(v: Vectors, weight_format: WeightFormat, source: Int, columns: Int, target: Int) -> None:
-    """Writes one weight row as fp32."""
+def expand_row(v: Vectors, weight_format: WeightFormat, *arguments: Int) -> None:
+    """Writes one row of a matrix as fp32. Arguments: w, w_stride (as for linear layers), row, columns, target."""
+    w, w_stride, row, columns, target = arguments
+    if not has_panels(weight_format):
+        _expand_row(v, weight_format, w + w_stride * row, columns, target, distance=1)
+        return
+    panel = w + w_stride * (row // PANEL_ROWS)
     with v.emitter.loop(0, columns, MAX_BLOCK_COLUMNS) as first:
-        count = (columns - first).minimum(MAX_BLOCK_COLUMNS)
-        at = source + first // weight_format.block_columns * weight_format.block_bytes
-        _expand(v, weight_format, at, count, target + first * F32_BYTES, distance=1)
+        at, count = panel + first // UNIT_COLUMNS * unit_bytes(weight_format), (columns - first).minimum(MAX_BLOCK_COLUMNS)
+        _expand_panel(v, weight_format, at, count, row % PANEL_ROWS, target + first * F32_BYTES, rows=1)
 
 
-def _expand(v: Vectors, weight_format: WeightFormat, source: Int, columns: Int, target: Int, *, distance: int) -> None:
-    """Writes a row's vectors, each as many vectors as `distance` behind the one before; at most a block of columns."""
-    unit_bytes, units = weight_format.row_bytes(UNIT_COLUMNS), columns // UNIT_COLUMNS
-    scales = read_scales(v, weight_format, source, units)
-    with v.emitter.loop(0, units) as unit:
-        weights_of = read_unit(v, weight_format, source + unit * unit_bytes, scales + unit * SCALES_BYTES)
-        for part, weights in enumerate(weights_of):
-            v.store(target + (unit * (F32_BYTES * UNIT_COLUMNS) + v.vector_bytes * part) * distance, weights)
-    if weight_format.block_columns == 1:
-        with v.emitter.loop(columns - columns % UNIT_COLUMNS, columns, v.lanes) as column:
-            weights = read_lanes(v, weight_format, source + column * weight_format.block_bytes)
-            v.store(target + column * (F32_BYTES * distance), weights)
+def _expand_all(v: Vectors, weight_format: WeightFormat, block: Operands, *arguments: Int) -> None:
+    """Writes the rows of a block of columns as fp32, `PANEL_ROWS` of them vector by vector. Arguments: rows, target, bytes from
+    the first vector of so many rows to that of the next."""
+    k, (rows, target, distance) = v.emitter, arguments
+    if has_panels(weight_format):
+        with k.loop(0, (rows + (PANEL_ROWS - 1)) // PANEL_ROWS) as panel:
+            w = block.w + block.w_stride * panel
+            _expand_panel(v, weight_format, w, block.columns, k.integer(0), target + distance * panel, rows=PANEL_ROWS)
+    else:
+        with k.loop(0, rows) as row:
+            to = target + row // PANEL_ROWS * distance + row % PANEL_ROWS * v.vector_bytes
+            _expand_row(v, weight_format, block.w + block.w_stride * row, block.columns, to, distance=PANEL_ROWS)
+
+
+def _expand_panel(v: Vectors, weight_format: WeightFormat, *arguments: Int, rows: int) -> None:
+    """Writes the vectors of `rows` rows of a panel, those of the same columns side by side; at most a block of columns.
+
+    Arguments: panel, columns, the first row's place, target.
+    """
+    panel, columns, place, target = arguments
+    count = columns // UNIT_COLUMNS
+    units = PanelUnits.of(v, weight_format, panel, count)
+    with v.emitter.loop(0, count) as unit:
+        to = target + unit * (UNIT_COLUMNS * F32_BYTES * rows)
+        for row, parts in enumerate(units.read(v, unit, place, rows)):
+            for part, weights in enumerate(parts):
+                v.store(to + v.vector_bytes * (part * rows + row), weights)
+
+
+def _expand_row(v: Vectors, weight_format: WeightFormat, *arguments: Int, distance: int) -> None:
+    """Writes a row's vectors, each as many vectors as `distance` behind the one before. Arguments: row, columns, target."""
+    row, columns, target = arguments
+    with v.emitter.loop(0, columns, v.lanes) as column:
+        weights = read_lanes(v, weight_format, row + column * weight_format.block_bytes)
+        v.store(target + column * (F32_BYTES * distance), weights)
 
 
 def _block_columns(columns: Int) -> Int:
@@ -158,12 +191,21 @@ def _block_columns(columns: Int) -> Int:
 
 def _of_block(operands: Operands, weight_format: WeightFormat, first: Int, step: Int) -> Operands:
     """The block of columns that begins with `first`."""
+    unit, columns = (unit_bytes(weight_format), UNIT_COLUMNS) if has_panels(weight_format) else (weight_format.block_bytes, 1)
     return attrs.evolve(
         operands,
         x=operands.x + first * F32_BYTES,
-        w=operands.w + first // weight_format.block_columns * weight_format.block_bytes,
+        w=operands.w + first // columns * unit,
         columns=(operands.columns - first).minimum(step),
     )
+
+
+def _from_row(operands: Operands, weight_format: WeightFormat, row: Int) -> tuple[Operands, Int]:
+    """The operands from a weight row on, and the row's place in its panel, if it has one."""
+    if not has_panels(weight_format):
+        return operands.at(0, row), operands.w.emitter.integer(0)
+    w = operands.w + operands.w_stride * (row // PANEL_ROWS)
+    return attrs.evolve(operands.at(0, row), w=w), row % PANEL_ROWS
 
 
 def _panel_tokens(registers: int) -> Sequence[int]:

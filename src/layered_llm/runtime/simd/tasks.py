@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
-from layered_llm.runtime.matrices import Float32s, WeightMatrix
+from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.panels import PANEL_ROWS, Matrix, PanelMatrix
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
@@ -16,13 +17,13 @@ from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
 Int64s = NDArray[np.int64]
 
 
-def tasks_of(matrix: WeightMatrix, bias: Float32s | None = None) -> Int64s:
+def tasks_of(matrix: Matrix, bias: Float32s | None = None) -> Int64s:
     """One row of `TaskWord`s for each task. The matrix and the bias must outlive them."""
-    firsts = np.arange(0, matrix.rows, TASK_ROWS)
+    firsts, stride = np.arange(0, matrix.rows, TASK_ROWS), matrix.data.shape[1]
     tasks = np.zeros((len(firsts), len(TaskWord)), np.int64)
     tasks[:, TaskWord.FORMAT] = FORMAT_NUMBERS[matrix.format]
-    tasks[:, TaskWord.WEIGHTS] = address_of(matrix.data) + firsts * matrix.data.shape[1]
-    tasks[:, TaskWord.ROW_BYTES] = matrix.data.shape[1]
+    tasks[:, TaskWord.WEIGHTS] = address_of(matrix.data) + firsts // _stride_rows(matrix) * stride
+    tasks[:, TaskWord.STRIDE] = stride
     tasks[:, TaskWord.ROWS] = np.minimum(TASK_ROWS, matrix.rows - firsts)
     tasks[:, TaskWord.OUTPUT] = firsts
     if bias is not None:
@@ -32,13 +33,18 @@ def tasks_of(matrix: WeightMatrix, bias: Float32s | None = None) -> Int64s:
 
 def gate_up_tasks(weights: LinearWeights) -> Int64s:
     """[pairs * 2, words]: a task of the gate, then the same rows of the up projection."""
-    half = weights.matrix.rows // 2
+    half, step = weights.matrix.rows // 2, _stride_rows(weights.matrix)
     parts = []
     for first in (0, half):
-        data = weights.matrix.data[first : first + half]
+        data = weights.matrix.data[first // step : (first + half) // step]
         bias = None if weights.bias is None else weights.bias[first : first + half]
         parts.append(tasks_of(attrs.evolve(weights.matrix, rows=half, data=data), bias))
     return np.stack(parts, axis=1).reshape(-1, len(TaskWord))
+
+
+def _stride_rows(matrix: Matrix) -> int:
+    """Rows that one row of the matrix's data holds."""
+    return PANEL_ROWS if isinstance(matrix, PanelMatrix) else 1
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -26,6 +26,7 @@ F32_BYTES: Final = 4
 _LOCALITIES: Final = {1: 3, 2: 2}
 """What LLVM calls the caches."""
 _QUAD: Final = 4
+_FEW_REGISTERS: Final = 16
 _FOLDED_LANES: Final = 8
 """What the last sums of a vector are made of, however wide it is."""
 _LARGEST_HALF: Final = 65_504.0
@@ -157,10 +158,30 @@ class Vectors:
         """The fp32 number at `address`, in all lanes."""
         return self._spread(self._load(address, F32))
 
-    def widen_pair(self, source: Int, target: Int) -> None:
-        """Writes two fp16 numbers as fp32."""
-        wide = self.builder.fpext(self._load(source, self.lanes_of(HALF, 2)), self.lanes_of(F32, 2))
+    def splat_beside_shuffles(self, address: Int) -> Vector:
+        """The same, in assembly, for loops that wait for shuffles.
+
+        On Zen 4, `vbroadcastss` from memory to 16 lanes takes a shuffle unit (measured), while `vpbroadcastd` is done by the load
+        unit alone. LLVM takes them for the same, and chooses the first one where fp32 numbers are computed with.
+        """
+        words = self.lanes_of(I32)
+        function, registers = ir.FunctionType(words, [ir.PointerType()]), "x" if self.module.registers == _FEW_REGISTERS else "v"
+        where = [self.emitter.pointer(address)]
+        spread = self.builder.asm(function, "vpbroadcastd $1, $0", f"={registers},p,~{{memory}}", where, side_effect=True)
+        return Vector(self, self.builder.bitcast(spread, self.kind))
+
+    def widen(self, source: Int, target: Int, count: int) -> None:
+        """Writes `count` fp16 numbers as fp32."""
+        wide = self.builder.fpext(self._load(source, self.lanes_of(HALF, count)), self.lanes_of(F32, count))
         self.builder.store(wide, self.emitter.pointer(target), align=1)
+
+    def load_words(self, address: Int) -> Any:
+        """A vector of 32 bits each."""
+        return self._load(address, self.lanes_of(I32))
+
+    def spread_int32(self, number: Int) -> Any:
+        """The lower 32 bits of the integer, in all lanes."""
+        return self._spread_value(self.builder.trunc(number.value, I32), self.lanes_of(I32))
 
     def fma(self, x: Vector, y: Vector, z: Vector) -> Vector:
         """x * y + z, rounded once."""
@@ -196,7 +217,7 @@ class Vectors:
     def first_lanes(self, count: Int, x: Vector, otherwise: Vector) -> Vector:
         """The first `count` numbers of `x`, the others of `otherwise`."""
         numbers = self.lanes_of(I32)
-        bound = self._spread_value(self.builder.trunc(count.value, I32), numbers)
+        bound = self.spread_int32(count)
         is_first = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(self.lanes))), bound)
         return self._selected(is_first, x, otherwise)
 
@@ -223,26 +244,16 @@ class Vectors:
             distance //= 2
         return x
 
-    def store_first(self, address: Int, value: Any, count: int) -> None:
-        """The first `count` of 4 numbers, as `sums` gives them."""
-        if count == _QUAD:
-            self.builder.store(value, self.emitter.pointer(address), align=1)
-            return
-        for lane in range(count):
-            number = self.builder.extract_element(value, I32(lane))
-            self.builder.store(number, self.emitter.pointer(address + F32_BYTES * lane), align=1)
+    def store_quad(self, address: Int, value: Any) -> None:
+        """4 numbers, as `sums` gives them."""
+        self.builder.store(value, self.emitter.pointer(address), align=1)
 
-    def add_first(self, address: Int, value: Any, count: int, continues: Int) -> None:
-        """Adds the first `count` of 4 numbers to what is at `address`; if `continues` is 0, to zeros."""
-        quad = self.lanes_of(F32, _QUAD)
-        if count == _QUAD:
-            before = self._load(address, quad)
-        else:
-            before = ir.Constant(quad, None)
-            for lane in range(count):
-                before = self.builder.insert_element(before, self._load(address + F32_BYTES * lane, F32), I32(lane))
-        begun = self.builder.select(continues.differs(0).value, before, ir.Constant(quad, [0.0] * _QUAD))
-        self.store_first(address, self.builder.fadd(begun, value), count)
+    def add_lanes(self, address: Int, quad: Any, lanes: range, continues: Int) -> None:
+        """Adds these of 4 numbers to those at `address`; if `continues` is 0, to zeros."""
+        kind = self.lanes_of(F32, len(lanes))
+        zeros = ir.Constant(kind, [0.0] * len(lanes))
+        begun = self.builder.select(continues.differs(0).value, self._load(address, kind), zeros)
+        self.store_quad(address, self.builder.fadd(begun, self._shuffled(quad, quad, lanes)))
 
     def store_lane(self, address: Int, x: Vector) -> None:
         """The first of the numbers."""

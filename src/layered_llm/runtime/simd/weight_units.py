@@ -1,82 +1,127 @@
-"""Reads 32 weights, or a vector of them, of any format as fp32 vectors.
+"""Reads 32 weights of a row, or of a few rows, or a vector of them, of any format as fp32 vectors.
 
 Must not know: what is computed with them.
 
 The numbers are exactly those of `WeightMatrix.dequantized`: a product of an fp16 scale and a code of at most 8 bits is an fp32
-number, so that only the sum of Q4_1 rounds, once in both.
+number, so that only the sum of Q4_1 rounds, once in both. Formats with blocks lie in panels (`layered_llm.runtime.panels`).
 """
 
 from collections.abc import Callable
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.panels import PANEL_ROWS, has_panels, scales_of
 from layered_llm.runtime.simd.emitter import I32, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
 
 UNIT_COLUMNS: Final = 32
-"""Weights that are read together: a block of the quantized formats."""
+"""Weights of a row that are read together: a block of the quantized formats."""
 MAX_BLOCK_COLUMNS: Final = 640
 """Columns that are read in one go: 6 tokens and 4 weight rows of them, in fp32, fill most of a first cache of 32 KB."""
-SCALES_BYTES: Final = 8
-"""Room for the scales of a unit: two fp32 numbers, of which some formats use the first."""
 _SCALE_BYTES: Final = 2
-_NIBBLE_BYTES: Final = 16
-"""Of a block of 4-bit codes."""
 _CODES: Final = 16
+"""That 4 bits can tell apart."""
+_NIBBLE_BITS: Final = 4
 
 
-def read_scales(v: Vectors, weight_format: WeightFormat, row: Int, units: Int) -> Int:
-    """Where the scales of the first `units` units of a row now are as fp32, `SCALES_BYTES` for each; a block's at most.
+@attrs.frozen(eq=False)
+class PanelUnits:
+    """The units of a panel, at most `MAX_BLOCK_COLUMNS`, whose scales have been read."""
 
-    A pass of its own: from memory, a number is in all lanes at once, while shuffles are what reading 4-bit weights waits for.
-    """
-    scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * SCALES_BYTES)
-    if weight_format.block_columns > 1:
-        with v.emitter.loop(0, units) as unit:
-            v.widen_pair(row + unit * weight_format.block_bytes, scales + unit * SCALES_BYTES)
-    return scales
+    _weight_format: WeightFormat
+    _address: Int
+    _scales: Int
+    """Fp32: as many numbers for each row as a block has, row by row and unit by unit."""
+
+    @classmethod
+    def of(cls, v: Vectors, weight_format: WeightFormat, address: Int, units: Int) -> "PanelUnits":
+        """Reads the scales, in a pass of their own: from memory, a number is in all lanes at once, while shuffles are what
+        reading 4-bit weights waits for."""
+        numbers = PANEL_ROWS * scales_of(weight_format)
+        scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * numbers * F32_BYTES)
+        return cls(weight_format, address, scales)
+
+    def read(self, v: Vectors, unit: Int, first: Int, rows: int) -> list[list[Vector]]:
+        """The 32 weights of each of the `rows` rows of the panel from `first` on."""
+        weight_format = self._weight_format
+        numbers = scales_of(weight_format)
+        v.widen(self._address + unit * unit_bytes(weight_format), self._scales + unit * (PANEL_ROWS* numbers * F32_BYTES), PANEL_ROWS*numbers)
+        scales = self._scales + (unit * PANEL_ROWS + first) * (numbers * F32_BYTES)
+        at = [scales + row * numbers * F32_BYTES for row in range(rows)]
+        codes = self._address + unit * unit_bytes(weight_format) + PANEL_ROWS * numbers * _SCALE_BYTES
+        match weight_format:
+            case WeightFormat.Q8_0:
+                return [_scaled_bytes(v, codes + (first + row) * UNIT_COLUMNS, at[row]) for row in range(rows)]
+            case WeightFormat.Q4_0:
+                return _coded(v, codes, first, [_without_lowest(v, each) for each in at])
+            case WeightFormat.Q4_1:
+                return _coded(v, codes, first, [_with_lowest(v, each) for each in at])
+            case _:
+                raise InvariantViolated(f"{weight_format.label} has no panels")
 
 
-def read_unit(v: Vectors, weight_format: WeightFormat, address: Int, scales: Int) -> list[Vector]:
-    """The 32 weights at `address`, whose scales have been read."""
-    match weight_format:
-        case WeightFormat.F32 | WeightFormat.BF16 | WeightFormat.F16:
-            step = weight_format.row_bytes(v.lanes)
-            return [read_lanes(v, weight_format, address + step * part) for part in range(UNIT_COLUMNS // v.lanes)]
-        case WeightFormat.Q8_0:
-            scale = v.splat(scales)
-            return [code * scale for code in _bytes(v, address + _SCALE_BYTES)]
-        case WeightFormat.Q4_0:
-            scale = v.splat(scales)
-            return _coded(v, address + _SCALE_BYTES, lambda code: (code - v.constant(8.0)) * scale)
-        case WeightFormat.Q4_1:
-            scale, lowest = v.splat(scales), v.splat(scales + F32_BYTES)
-            return _coded(v, address + 2 * _SCALE_BYTES, lambda code: v.fma(code, scale, lowest))
-        case _:
-            assert_never(weight_format)
+def unit_bytes(weight_format: WeightFormat) -> int:
+    """From a unit to the next: of a panel where the format has blocks, else of a row."""
+    return (PANEL_ROWS if has_panels(weight_format) else 1) * weight_format.row_bytes(UNIT_COLUMNS)
 
 
 def read_lanes(v: Vectors, weight_format: WeightFormat, address: Int) -> Vector:
     """A vector of the weights at `address`, of a format without blocks."""
-    if weight_format is WeightFormat.F32:
-        return v.load(address)
-    return v.load_bfloats(address) if weight_format is WeightFormat.BF16 else v.load_halfs(address)
+    match weight_format:
+        case WeightFormat.F32:
+            return v.load(address)
+        case WeightFormat.BF16:
+            return v.load_bfloats(address)
+        case WeightFormat.F16:
+            return v.load_halfs(address)
+        case WeightFormat.Q8_0 | WeightFormat.Q4_0 | WeightFormat.Q4_1:
+            raise InvariantViolated(f"{weight_format.label} has blocks")
+        case _:
+            assert_never(weight_format)
 
 
-def _bytes(v: Vectors, address: Int) -> list[Vector]:
+_WeightOf = Callable[[Vector], Vector]
+"""From codes to weights."""
+
+
+def _without_lowest(v: Vectors, scales: Int) -> _WeightOf:
+    scale = v.splat_beside_shuffles(scales)
+    return lambda code: (code - v.constant(8.0)) * scale
+
+
+def _with_lowest(v: Vectors, scales: Int) -> _WeightOf:
+    scale, lowest = v.splat_beside_shuffles(scales), v.splat_beside_shuffles(scales + F32_BYTES)
+    return lambda code: v.fma(code, scale, lowest)
+
+
+def _scaled_bytes(v: Vectors, address: Int, scales: Int) -> list[Vector]:
+    scale = v.splat_beside_shuffles(scales)
     parts = (v.load_bytes(address + v.lanes * part) for part in range(UNIT_COLUMNS // v.lanes))
-    return [v.of_integers(v.builder.sext(part, v.lanes_of(I32))) for part in parts]
+    return [v.of_integers(v.builder.sext(part, v.lanes_of(I32))) * scale for part in parts]
 
 
-def _coded(v: Vectors, address: Int, weight_of: Callable[[Vector], Vector]) -> list[Vector]:
-    """The weights of the low nibbles of 16 bytes, then those of the high ones.
+def _coded(v: Vectors, address: Int, first: Int, weights_of: list[_WeightOf]) -> list[list[Vector]]:
+    """For each row from `first` on, the weights of the low nibbles of its 16 bytes, then those of the high ones.
 
     Where a vector holds a weight for every code, they are looked up in it.
     """
-    halves = [v.builder.zext(v.load_bytes(address + first), v.lanes_of(I32)) for first in range(0, _NIBBLE_BYTES, v.lanes)]
-    high = [v.builder.lshr(half, v.same(I32, 4)) for half in halves]
-    if v.lanes == _CODES:
-        weights = weight_of(v.lane_numbers())
-        return [v.looked_up(weights, codes) for codes in (*halves, *high)]
-    low = [v.builder.and_(half, v.same(I32, _CODES - 1)) for half in halves]
-    return [weight_of(v.of_integers(codes)) for codes in (*low, *high)]
+    words = [v.load_words(address + part) for part in range(0, _CODES * F32_BYTES, v.vector_bytes)]
+    start = v.spread_int32(first * (2 * _NIBBLE_BITS))
+    rows = []
+    for row, weight_of in enumerate(weights_of):
+        bits = [v.builder.add(start, v.same(I32, (2 * row + nibble) * _NIBBLE_BITS)) for nibble in range(2)]
+        codes = [v.builder.lshr(word, each) for each in bits for word in words]
+        rows.append(_looked_up(v, codes, weight_of) if v.lanes == _CODES else _computed(v, codes, weight_of))
+    return rows
+
+
+def _looked_up(v: Vectors, codes: list[Any], weight_of: _WeightOf) -> list[Vector]:
+    weights = weight_of(v.lane_numbers())
+    return [v.looked_up(weights, each) for each in codes]
+
+
+def _computed(v: Vectors, codes: list[Any], weight_of: _WeightOf) -> list[Vector]:
+    return [weight_of(v.of_integers(v.builder.and_(each, v.same(I32, _CODES - 1)))) for each in codes]
