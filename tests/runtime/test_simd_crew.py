@@ -15,7 +15,7 @@ from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.tasks import tasks_of
 from support.eventually import eventually
 from support.runtime_options import KERNEL_CACHE
-from support.simd_kernels import random_matrix, this_machine
+from support.simd_kernels import arranged, random_matrix, this_machine
 
 
 def crew_of(threads: int) -> Crew:
@@ -29,7 +29,7 @@ def step_threads() -> list[str]:
 def head_logits(crew: Crew, x: Float32s, rounds: int) -> list[bytes]:
     """What the head command computes, again and again."""
     rng = np.random.default_rng(0)
-    matrix = random_matrix(rng, WeightFormat.Q8_0, 1003, x.shape[1])
+    matrix = arranged(random_matrix(rng, WeightFormat.Q8_0, 1003, x.shape[1]))
     tasks, norm, logits = tasks_of(matrix), np.ones(x.shape[1], np.float32), np.empty((len(x), matrix.rows), np.float32)
     places = np.arange(len(x))
     normed, scratch = np.empty_like(x), np.empty((crew.threads, 24 * x.shape[1]), np.float32)

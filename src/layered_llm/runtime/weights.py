@@ -40,6 +40,10 @@ _BEYOND_FP16: Final = 65_520.0
 _BEYOND: Final = MappingProxyType({WeightFormat.F16: _BEYOND_FP16, WeightFormat.Q8_0: 127 * _BEYOND_FP16})
 
 
+def _as_it_is(matrix: WeightMatrix) -> Matrix:
+    return matrix
+
+
 @attrs.define
 class CheckpointReader:
     """Gives each tensor once. What the checkpoint lacks is noted, and told by `finish`."""
@@ -55,7 +59,7 @@ class CheckpointReader:
 
     @classmethod
     def of(
-        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = lambda matrix: matrix
+        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = _as_it_is
     ) -> "CheckpointReader":
         """Raises CheckpointError where `dtype` has no such name."""
         if dtype not in _DTYPES:

@@ -9,8 +9,9 @@ import enum
 from typing import Final
 
 WORD_BYTES: Final = 8
-_LINE_WORDS: Final = 8
+LINE_WORDS: Final = 8
 """Words of a cache line: what all threads write lies apart from what they only read."""
+LINE_BYTES: Final = WORD_BYTES * LINE_WORDS
 
 
 TASK_ROWS: Final = 16
@@ -23,11 +24,11 @@ class Word(enum.IntEnum):
     GENERATION = 0
     """Of the barrier: grows whenever all threads have arrived."""
     SLEEPERS = 1
-    ARRIVED = _LINE_WORDS
-    NEXT = 2 * _LINE_WORDS
-    """First number of the phase's work that nobody has taken."""
+    ARRIVED = LINE_WORDS
 
-    THREADS = 3 * _LINE_WORDS
+    THREADS = 2 * LINE_WORDS
+    COUNTERS = enum.auto()
+    """Address of a cache line for each thread, and another for each: what has been taken of its share of the work."""
     SYSCALL = enum.auto()
     COMMAND = enum.auto()
 

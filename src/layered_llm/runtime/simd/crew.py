@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.simd.compiler import Program
-from layered_llm.runtime.simd.control import Command, Word
+from layered_llm.runtime.simd.control import LINE_WORDS, Command, Word
 from layered_llm.runtime.simd.memory_blocks import address_of, aligned_words
 
 _STOP_TIMEOUT_S: Final = 5.0
@@ -25,8 +25,10 @@ class Crew:
     """Carries out one command at a time, in all its threads together. Between commands they sleep."""
 
     def __init__(self, program: Program, *, threads: int) -> None:
-        self.control: NDArray[np.int64] = aligned_words(max(Word) + 1)
+        words = _whole_lines(max(Word) + 1)
+        self.control: NDArray[np.int64] = aligned_words(words + 2 * threads * LINE_WORDS)
         self.control[Word.THREADS] = threads
+        self.control[Word.COUNTERS] = address_of(self.control[words:])
         self.control[Word.SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
         self._lead: Callable[[int], None] = program.lead
         self._works = threading.Lock()
@@ -73,3 +75,7 @@ def _stop(
     works.release()
     for follower in followers:
         follower.join(_STOP_TIMEOUT_S)
+
+
+def _whole_lines(words: int) -> int:
+    return -(-words // LINE_WORDS) * LINE_WORDS

@@ -17,7 +17,7 @@ from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, PanelUnits, read_lanes, unit_bytes
 
-_PREFETCH_BYTES: Final = 4096
+_PREFETCH_BYTES: Final = 2048
 """How far ahead of their use weights are asked for: the hardware does not follow several streams of short rows by itself."""
 _LINE_BYTES: Final = 64
 _QUAD: Final = 4
@@ -96,14 +96,12 @@ def _add_expanded(v: Vectors, operands: Operands, sums: list[list[Accumulator]])
         _add(v, sums, operands.x + offset, operands.x_stride, weights)
 
 
-def _add_panel(
-    v: Vectors, weight_format: WeightFormat, operands: Operands, place: Int, sums: list[list[Accumulator]]
-) -> None:
+def _add_panel(v: Vectors, weight_format: WeightFormat, operands: Operands, place: Int, sums: list[list[Accumulator]]) -> None:
     count = operands.columns // UNIT_COLUMNS
-    units = PanelUnits.of(v, weight_format, operands.w, count)
+    units = PanelUnits.of(v, weight_format, operands.w)
     with v.emitter.loop(0, count) as unit:
         for line in range(0, unit_bytes(weight_format), _LINE_BYTES):
-            v.prefetch(operands.w + unit * unit_bytes(weight_format) + (line + _PREFETCH_BYTES))
+            v.prefetch(units.at(unit) + (line + _PREFETCH_BYTES))
         weights_of = units.read(v, unit, place, len(sums[0]))
         for part in range(UNIT_COLUMNS // v.lanes):
             x = operands.x + unit * (UNIT_COLUMNS * F32_BYTES) + v.vector_bytes * part
@@ -121,8 +119,8 @@ def _add_rows(v: Vectors, weight_format: WeightFormat, operands: Operands, sums:
     with v.emitter.loop(0, whole, UNIT_COLUMNS) as first:
         for row in rows:
             v.prefetch(row + first * weight_format.block_bytes + _PREFETCH_BYTES)
-        for column in range(0, UNIT_COLUMNS, v.lanes):
-            add(first + column)
+        for part in range(0, UNIT_COLUMNS, v.lanes):
+            add(first + part)
     with v.emitter.loop(whole, operands.columns, v.lanes) as column:
         add(column)
 

@@ -166,7 +166,7 @@ def _expand_panel(v: Vectors, weight_format: WeightFormat, *arguments: Int, rows
     """
     panel, columns, place, target = arguments
     count = columns // UNIT_COLUMNS
-    units = PanelUnits.of(v, weight_format, panel, count)
+    units = PanelUnits.of(v, weight_format, panel)
     with v.emitter.loop(0, count) as unit:
         to = target + unit * (UNIT_COLUMNS * F32_BYTES * rows)
         for row, parts in enumerate(units.read(v, unit, place, rows)):

@@ -7,6 +7,7 @@ threads take what is left to do (`shared_work`); which thread computes a number 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 import attrs
@@ -43,6 +44,7 @@ class Words:
 
     emitter: Emitter
     control: Int
+    thread: Int
 
     def __getitem__(self, name: Word) -> Int:
         return word(self.emitter, self.control, name)
@@ -50,6 +52,18 @@ class Words:
     def address(self, name: Word) -> Int:
         """Where the word itself lies."""
         return self.control + WORD_BYTES * name
+
+    @property
+    def scratch(self) -> Int:
+        """The thread's own."""
+        return self[Word.SCRATCH] + self.thread * self[Word.SCRATCH_BYTES]
+
+    def shared_work(self, count: Int) -> AbstractContextManager[Int]:
+        """For each number below `count` that the thread takes."""
+        return shared_work(self.emitter, self.control, self.thread, count)
+
+    def barrier(self, module: CodeModule) -> None:
+        emit_barrier(module, self.emitter, self.control, self.thread)
 
     @property
     def group(self) -> Int:
@@ -92,33 +106,33 @@ def define_program(module: VectorModule) -> None:
     code, phases = module.code, _define_phases(module, _define_kernels(module))
     layers, head = _define_layers(code, phases), _define_head(code, phases)
 
-    def carry_out(k: Emitter, control: Int, scratch: Int) -> None:
+    def carry_out(k: Emitter, control: Int, thread: Int) -> None:
         def step() -> None:
-            layers(control, scratch)
-            emit_barrier(code, k, control)
-            head(control, scratch)
+            layers(control, thread)
+            emit_barrier(code, k, control, thread)
+            head(control, thread)
 
         cases = [
-            (Command.LAYERS, lambda: layers(control, scratch)),
-            (Command.HEAD, lambda: head(control, scratch)),
+            (Command.LAYERS, lambda: layers(control, thread)),
+            (Command.HEAD, lambda: head(control, thread)),
             (Command.STEP, step),
         ]
         k.choose(word(k, control, Word.COMMAND), cases)
-        emit_barrier(code, k, control)
+        emit_barrier(code, k, control, thread)
 
     def lead(k: Emitter, control: Int) -> None:
-        emit_barrier(code, k, control)
+        leader = k.integer(0)
+        emit_barrier(code, k, control, leader)
         with k.when(word(k, control, Word.COMMAND).differs(Command.STOP)):
-            carry_out(k, control, word(k, control, Word.SCRATCH))
+            carry_out(k, control, leader)
 
     def follow(k: Emitter, control: Int, thread: Int) -> None:
         stays = k.variable(1)
         with k.repeat_while(lambda: stays.get().differs(0)):
-            emit_barrier(code, k, control)
+            emit_barrier(code, k, control, thread)
             stays.set(word(k, control, Word.COMMAND))
             with k.when(stays.get().differs(Command.STOP)):
-                part = thread * word(k, control, Word.SCRATCH_BYTES)
-                carry_out(k, control, word(k, control, Word.SCRATCH) + part)
+                carry_out(k, control, thread)
 
     code.function("lead", lead, 1, exported=True)
     code.function("follow", follow, 2, exported=True)
@@ -176,37 +190,44 @@ def _define_expand(module: VectorModule) -> Function:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Phases:
-    """Functions without a barrier inside. The first argument is the control block's address."""
+    """Functions without a barrier inside. The first arguments are the control block's address and the thread's number."""
 
     embed: Function
-    """control"""
     norm: Function
-    """control, added (0: nothing), weight"""
+    """Further: added (0: nothing), weight."""
     final_norm: Function
-    """control: of the tokens that the head is for."""
+    """Of the tokens that the head is for."""
     linear: Function
-    """control, tokens, tasks, count, x, columns, y, outputs, scratch"""
+    """Further: tokens, tasks, count, x, columns, y, outputs."""
     rotate: Function
-    """control, layer row, KV address of the layer, scratch"""
+    """Further: layer row, KV address of the layer."""
     attend: Function
-    """control, KV address of the layer, scratch"""
+    """Further: KV address of the layer."""
     gate_up: Function
-    """control, tasks, pairs, scratch"""
+    """Further: tasks, pairs."""
     add: Function
-    """control: the last layer's result onto the residual stream."""
+    """The last layer's result onto the residual stream."""
 
 
 def _define_phases(module: VectorModule, kernels: Kernels) -> Phases:
-    code = module.code
+    def defined(name: str, emit: Callable[..., None], parameters: int) -> Function:
+        def of_thread(k: Emitter, control: Int, thread: Int, *rest: Int) -> None:
+            emit(Words(k, control, thread), kernels, *rest)
+
+        return module.code.function(f"phase_{name}", of_thread, 2 + parameters)
+
+    def add(v: Vectors, control: Int, thread: Int) -> None:
+        _add(v, Words(v.emitter, control, thread))
+
     return Phases(
-        embed=code.function("phase_embed", lambda k, control: _embed(Words(k, control), kernels), 1),
-        norm=code.function("phase_norm", lambda k, control, *rest: _norm(Words(k, control), kernels, *rest), 3),
-        final_norm=code.function("phase_final_norm", lambda k, control: _final_norm(Words(k, control), kernels), 1),
-        linear=code.function("phase_linear", lambda k, control, *rest: _linear(Words(k, control), kernels, *rest), 9),
-        rotate=code.function("phase_rotate", lambda k, control, *rest: _rotate(Words(k, control), kernels, *rest), 4),
-        attend=code.function("phase_attend", lambda k, control, *rest: _attend(Words(k, control), kernels, *rest), 3),
-        gate_up=code.function("phase_gate_up", lambda k, control, *rest: _gate_up(Words(k, control), kernels, *rest), 4),
-        add=module.define("phase_add", lambda v, control: _add(v, Words(v.emitter, control)), 1),
+        embed=defined("embed", _embed, 0),
+        norm=defined("norm", _norm, 2),
+        final_norm=defined("final_norm", _final_norm, 0),
+        linear=defined("linear", _linear, 7),
+        rotate=defined("rotate", _rotate, 2),
+        attend=defined("attend", _attend, 1),
+        gate_up=defined("gate_up", _gate_up, 2),
+        add=module.define("phase_add", add, 2),
     )
 
 
@@ -215,7 +236,7 @@ def _embed(words: Words, kernels: Kernels) -> None:
     number, weights, stride = (
         k.load_int(task + WORD_BYTES * name) for name in (TaskWord.FORMAT, TaskWord.WEIGHTS, TaskWord.STRIDE)
     )
-    with shared_work(k, words.control, words[Word.TOKENS]) as token:
+    with words.shared_work(words[Word.TOKENS]) as token:
         row = k.load_int(words[Word.TOKEN_IDS] + token * WORD_BYTES)
         target = words[Word.X] + token * words[Word.HIDDEN] * F32_BYTES
         kernels.expand(number, weights, stride, row, words[Word.HIDDEN], target)
@@ -223,7 +244,7 @@ def _embed(words: Words, kernels: Kernels) -> None:
 
 def _norm(words: Words, kernels: Kernels, added: Int, weight: Int) -> None:
     k = words.emitter
-    with shared_work(k, words.control, words[Word.TOKENS]) as token:
+    with words.shared_work(words[Word.TOKENS]) as token:
         offset = token * words[Word.HIDDEN] * F32_BYTES
         onto = added.equals(0).choose(0, added + offset)
         x, normed = words[Word.X] + offset, words[Word.NORMED] + offset
@@ -233,17 +254,17 @@ def _norm(words: Words, kernels: Kernels, added: Int, weight: Int) -> None:
 def _final_norm(words: Words, kernels: Kernels) -> None:
     k = words.emitter
     row_bytes = words[Word.HIDDEN] * F32_BYTES
-    with shared_work(k, words.control, words[Word.HEAD_TOKENS]) as number:
+    with words.shared_work(words[Word.HEAD_TOKENS]) as number:
         place = k.load_int(words[Word.HEAD_PLACES] + number * WORD_BYTES)
         x, normed = words[Word.X] + place * row_bytes, words[Word.NORMED] + number * row_bytes
         kernels.add_norm(x, 0, words[Word.FINAL_NORM], normed, words[Word.HIDDEN], words.address(Word.NORM_EPS))
 
 
 def _linear(words: Words, kernels: Kernels, *arguments: Int) -> None:
-    tokens, tasks, count, x, columns, y, outputs, scratch = arguments
-    k = words.emitter
+    tokens, tasks, count, x, columns, y, outputs = arguments
+    k, scratch = words.emitter, words.scratch
     stride = outputs * F32_BYTES
-    with shared_work(k, words.control, count) as number:
+    with words.shared_work(count) as number:
         task = tasks + number * TASK_BYTES
         target = y + k.load_int(task + WORD_BYTES * TaskWord.OUTPUT) * F32_BYTES
         kernels.task(task, x, columns, target, stride, tokens, scratch)
@@ -258,13 +279,13 @@ def _add_bias(words: Words, kernels: Kernels, *arguments: Int) -> None:
         kernels.add_bias(target + token * stride, bias, rows)
 
 
-def _rotate(words: Words, kernels: Kernels, layer: Int, kv: Int, scratch: Int) -> None:
+def _rotate(words: Words, kernels: Kernels, layer: Int, kv: Int) -> None:
     """One number for each token and kv head: its queries, its key and its value."""
     k, head_dim, kv_heads, group = words.emitter, words[Word.HEAD_DIM], words[Word.KV_HEADS], words.group
-    head_bytes = head_dim * F32_BYTES
+    head_bytes, scratch = head_dim * F32_BYTES, words.scratch
     query_norm, key_norm = (k.load_int(layer + WORD_BYTES * n) for n in (LayerWord.QUERY_NORM, LayerWord.KEY_NORM))
     eps, one, scale = (words.address(name) for name in (Word.NORM_EPS, Word.ONE, Word.SCORE_SCALE))
-    with shared_work(k, words.control, words[Word.TOKENS] * kv_heads) as number:
+    with words.shared_work(words[Word.TOKENS] * kv_heads) as number:
         token, head = number // kv_heads, number % kv_heads
         angles = k.load_int(words[Word.POSITIONS] + token * WORD_BYTES) * (head_bytes // 2)
         cosines, sines = words[Word.COSINES] + angles, words[Word.SINES] + angles
@@ -286,11 +307,11 @@ def _rotate(words: Words, kernels: Kernels, layer: Int, kv: Int, scratch: Int) -
         _by_number_bytes(words, store)
 
 
-def _attend(words: Words, kernels: Kernels, kv: Int, scratch: Int) -> None:
+def _attend(words: Words, kernels: Kernels, kv: Int) -> None:
     """One number for each item and kv head."""
     k, kv_heads, group, head_dim = words.emitter, words[Word.KV_HEADS], words.group, words[Word.HEAD_DIM]
-    head_bytes = head_dim * F32_BYTES
-    with shared_work(k, words.control, words[Word.ITEM_COUNT] * kv_heads) as number:
+    head_bytes, scratch = head_dim * F32_BYTES, words.scratch
+    with words.shared_work(words[Word.ITEM_COUNT] * kv_heads) as number:
         item, head = words[Word.ITEMS] + number // kv_heads * _ITEM_BYTES, number % kv_heads
         table, first, count, start = (k.load_int(item + WORD_BYTES * name) for name in ItemWord)
         queries = words[Word.QUERIES] + (head * words[Word.TOKENS] + first) * group * head_bytes
@@ -308,11 +329,12 @@ def _by_number_bytes(words: Words, emit: Callable[[int], None]) -> None:
     words.emitter.choose(words[Word.KV_NUMBER_BYTES], [(F32_BYTES, lambda: emit(F32_BYTES)), (2, lambda: emit(2))])
 
 
-def _gate_up(words: Words, kernels: Kernels, tasks: Int, pairs: Int, scratch: Int) -> None:
+def _gate_up(words: Words, kernels: Kernels, tasks: Int, pairs: Int) -> None:
     k, tokens, columns = words.emitter, words[Word.TOKENS], words[Word.HIDDEN]
+    scratch = words.scratch
     gate = scratch + words[Word.GATE_OFFSET]
     up = gate + tokens * _GATE_STRIDE
-    with shared_work(k, words.control, pairs) as number:
+    with words.shared_work(pairs) as number:
         gate_task = tasks + number * (2 * TASK_BYTES)
         rows, output = (k.load_int(gate_task + WORD_BYTES * name) for name in (TaskWord.ROWS, TaskWord.OUTPUT))
         for task, target in ((gate_task, gate), (gate_task + TASK_BYTES, up)):
@@ -324,7 +346,7 @@ def _gate_up(words: Words, kernels: Kernels, tasks: Int, pairs: Int, scratch: In
 
 
 def _add(v: Vectors, words: Words) -> None:
-    with shared_work(v.emitter, words.control, words[Word.TOKENS]) as token:
+    with words.shared_work(words[Word.TOKENS]) as token:
         row_bytes = words[Word.HIDDEN] * F32_BYTES
         with v.emitter.loop(token * row_bytes, (token + 1) * row_bytes, v.vector_bytes) as offset:
             x = words[Word.X] + offset
@@ -332,62 +354,57 @@ def _add(v: Vectors, words: Words) -> None:
 
 
 def _define_layers(module: CodeModule, phases: Phases) -> Function:
-    """All layers. Arguments: control, the thread's scratch."""
+    """All layers. Arguments: control, thread."""
 
-    def emit(k: Emitter, control: Int, scratch: Int) -> None:
-        words = Words(k, control)
-        phases.embed(control)
-        emit_barrier(module, k, control)
+    def emit(k: Emitter, control: Int, thread: Int) -> None:
+        words = Words(k, control, thread)
+        phases.embed(control, thread)
+        words.barrier(module)
         added = k.variable(0)
         with k.loop(0, words[Word.LAYERS]) as layer:
-            _emit_layer(module, words, phases, layer, added.get(), scratch)
+            _emit_layer(module, words, phases, layer, added.get())
             added.set(words[Word.ADDED])
-        phases.add(control)
+        phases.add(control, thread)
 
     return module.function("layers", emit, 2)
 
 
-def _emit_layer(module: CodeModule, words: Words, phases: Phases, *arguments: Int) -> None:
-    layer, added, scratch = arguments
-    k, control, hidden, tokens = words.emitter, words.control, words[Word.HIDDEN], words[Word.TOKENS]
+def _emit_layer(module: CodeModule, words: Words, phases: Phases, layer: Int, added: Int) -> None:
+    k, hidden, tokens = words.emitter, words[Word.HIDDEN], words[Word.TOKENS]
     row = words[Word.LAYER_TABLE] + layer * _LAYER_BYTES
     kv = words[Word.KV_POOL] + layer * words[Word.KV_LAYER_BYTES]
     query_size = words[Word.HEADS] * words[Word.HEAD_DIM]
     qkv_size = query_size + words[Word.KV_HEADS] * words[Word.HEAD_DIM] * 2
 
+    def run(phase: Function, *arguments: Int) -> None:
+        phase(words.control, words.thread, *arguments)
+        words.barrier(module)
+
     def of_layer(*names: LayerWord) -> tuple[Int, ...]:
         return tuple(k.load_int(row + WORD_BYTES * name) for name in names)
 
-    phases.norm(control, added, *of_layer(LayerWord.ATTENTION_NORM))
-    emit_barrier(module, k, control)
+    run(phases.norm, added, *of_layer(LayerWord.ATTENTION_NORM))
     tasks = of_layer(LayerWord.QKV_TASKS, LayerWord.QKV_TASK_COUNT)
-    phases.linear(control, tokens, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size, scratch)
-    emit_barrier(module, k, control)
-    phases.rotate(control, row, kv, scratch)
-    emit_barrier(module, k, control)
-    phases.attend(control, kv, scratch)
-    emit_barrier(module, k, control)
+    run(phases.linear, tokens, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size)
+    run(phases.rotate, row, kv)
+    run(phases.attend, kv)
     tasks = of_layer(LayerWord.OUTPUT_TASKS, LayerWord.OUTPUT_TASK_COUNT)
-    phases.linear(control, tokens, *tasks, words[Word.ATTENDED], query_size, words[Word.ADDED], hidden, scratch)
-    emit_barrier(module, k, control)
-    phases.norm(control, words[Word.ADDED], *of_layer(LayerWord.MLP_NORM))
-    emit_barrier(module, k, control)
-    phases.gate_up(control, *of_layer(LayerWord.GATE_UP_TASKS, LayerWord.GATE_UP_PAIR_COUNT), scratch)
-    emit_barrier(module, k, control)
+    run(phases.linear, tokens, *tasks, words[Word.ATTENDED], query_size, words[Word.ADDED], hidden)
+    run(phases.norm, words[Word.ADDED], *of_layer(LayerWord.MLP_NORM))
+    run(phases.gate_up, *of_layer(LayerWord.GATE_UP_TASKS, LayerWord.GATE_UP_PAIR_COUNT))
     tasks = of_layer(LayerWord.DOWN_TASKS, LayerWord.DOWN_TASK_COUNT)
-    phases.linear(control, tokens, *tasks, words[Word.ACTIVATED], words[Word.INTERMEDIATE], words[Word.ADDED], hidden, scratch)
-    emit_barrier(module, k, control)
+    run(phases.linear, tokens, *tasks, words[Word.ACTIVATED], words[Word.INTERMEDIATE], words[Word.ADDED], hidden)
 
 
 def _define_head(module: CodeModule, phases: Phases) -> Function:
-    """Norm and head, of the tokens at `Word.HEAD_PLACES`. Arguments: control, the thread's scratch."""
+    """Norm and head, of the tokens at `Word.HEAD_PLACES`. Arguments: control, thread."""
 
-    def emit(k: Emitter, control: Int, scratch: Int) -> None:
-        words = Words(k, control)
-        phases.final_norm(control)
-        emit_barrier(module, k, control)
+    def emit(k: Emitter, control: Int, thread: Int) -> None:
+        words = Words(k, control, thread)
+        phases.final_norm(control, thread)
+        words.barrier(module)
         tasks = (words[Word.HEAD_TASKS], words[Word.HEAD_TASK_COUNT])
-        outputs = (words[Word.LOGITS], words[Word.VOCABULARY])
-        phases.linear(control, words[Word.HEAD_TOKENS], *tasks, words[Word.NORMED], words[Word.HIDDEN], *outputs, scratch)
+        outputs = (words[Word.NORMED], words[Word.HIDDEN], words[Word.LOGITS], words[Word.VOCABULARY])
+        phases.linear(control, thread, words[Word.HEAD_TOKENS], *tasks, *outputs)
 
     return module.function("head", emit, 2)

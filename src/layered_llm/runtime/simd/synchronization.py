@@ -1,10 +1,11 @@
-"""What the threads of a step share: a barrier, and a counter from which they take their work.
+"""What the threads of a step share: a barrier, and counters from which they take their work.
 
 Must not know: what the work is, kernels.
 
 Who waits spins for a moment and then sleeps in the kernel (futex), so that waiting never takes a core from whoever needs it:
-the other threads of the step, or another process. Work is taken in small portions, so that a thread whose core is taken away
-leaves the rest of its work to the others.
+the other threads of the step, or another process. Each thread begins with a stretch of the work that is its own, so that it reads
+memory from one end to the other, and then helps the others. Work is taken in small portions, so that a thread whose core is taken
+away leaves the rest of its work to them.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Final
 
 from llvmlite import ir
 
-from layered_llm.runtime.simd.control import WORD_BYTES, Word
+from layered_llm.runtime.simd.control import LINE_BYTES, WORD_BYTES, Word
 from layered_llm.runtime.simd.emitter import I64, CodeModule, Emitter, Int
 
 _SYS_FUTEX: Final = 202
@@ -31,21 +32,30 @@ def word(k: Emitter, control: Int, name: Word) -> Int:
     return k.load_int(control + WORD_BYTES * name)
 
 
-def emit_barrier(module: CodeModule, k: Emitter, control: Int) -> None:
-    """Returns when all threads of the step have come here. The last one rewinds the work counter."""
+def emit_barrier(module: CodeModule, k: Emitter, control: Int, thread: Int) -> None:
+    """Returns when all threads of the step have come here."""
     generation_at = control + WORD_BYTES * Word.GENERATION
     generation = _load_atomic(k, generation_at)
+    k.store_int(_counter(k, control, generation + 1, thread), 0)
     arrived = _add_atomic(k, control + WORD_BYTES * Word.ARRIVED, 1)
     is_last = arrived.equals(word(k, control, Word.THREADS) - 1)
     with k.builder.if_else(is_last.value) as (last, others):
         with last:
             k.store_int(control + WORD_BYTES * Word.ARRIVED, 0)
-            k.store_int(control + WORD_BYTES * Word.NEXT, 0)
             _store_atomic(k, generation_at, generation + 1)
             with k.when(_load_atomic(k, control + WORD_BYTES * Word.SLEEPERS) > 0):
                 _futex(k, control, generation_at, _FUTEX_WAKE_PRIVATE, _ALL)
         with others:
             _wait(module, k, control, generation)
+
+
+def _counter(k: Emitter, control: Int, generation: Int, thread: Int) -> Int:
+    """Where it is counted how much of the thread's stretch has been taken, since this generation began.
+
+    There are two for each thread: while one is counted with, nobody uses the other, and its thread rewinds it.
+    """
+    number = generation % 2 * word(k, control, Word.THREADS) + thread
+    return word(k, control, Word.COUNTERS) + number * LINE_BYTES
 
 
 def _wait(module: CodeModule, k: Emitter, control: Int, generation: Int) -> None:
@@ -64,14 +74,19 @@ def _wait(module: CodeModule, k: Emitter, control: Int, generation: Int) -> None
 
 
 @contextmanager
-def shared_work(k: Emitter, control: Int, count: Int) -> Iterator[Int]:
+def shared_work(k: Emitter, control: Int, thread: Int, count: Int) -> Iterator[Int]:
     """For each number below `count` that this thread takes; each is taken by one thread."""
-    portion = (count // (word(k, control, Word.THREADS) * _PORTIONS_PER_THREAD)).maximum(1)
-    first = k.variable(_add_atomic(k, control + WORD_BYTES * Word.NEXT, portion))
-    with k.repeat_while(lambda: first.get() < count):
-        with k.loop(first.get(), (first.get() + portion).minimum(count)) as number:
-            yield number
-        first.set(_add_atomic(k, control + WORD_BYTES * Word.NEXT, portion))
+    generation, threads = _load_atomic(k, control + WORD_BYTES * Word.GENERATION), word(k, control, Word.THREADS)
+    portion = (count // (threads * _PORTIONS_PER_THREAD)).maximum(1)
+    with k.loop(thread, thread + threads) as turn:
+        owner = turn % threads
+        counter, end = _counter(k, control, generation, owner), count * (owner + 1) // threads
+        start = count * owner // threads
+        first = k.variable(start + _add_atomic(k, counter, portion))
+        with k.repeat_while(lambda: first.get() < end):
+            with k.loop(first.get(), (first.get() + portion).minimum(end)) as number:
+                yield number
+            first.set(start + _add_atomic(k, counter, portion))
 
 
 def _load_atomic(k: Emitter, address: Int) -> Int:

@@ -7,9 +7,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.panels import PANEL_ROWS, Matrix, PanelMatrix
+from layered_llm.runtime.panels import PANEL_ROWS, Matrix, PanelMatrix, has_panels
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
@@ -44,6 +45,8 @@ def gate_up_tasks(weights: LinearWeights) -> Int64s:
 
 def _stride_rows(matrix: Matrix) -> int:
     """Rows that one row of the matrix's data holds."""
+    if has_panels(matrix.format) != isinstance(matrix, PanelMatrix):
+        raise InvariantViolated(f"the kernels do not read {matrix.format.label} from a {type(matrix).__name__}")
     return PANEL_ROWS if isinstance(matrix, PanelMatrix) else 1
 
 

@@ -165,7 +165,10 @@ class Vectors:
         unit alone. LLVM takes them for the same, and chooses the first one where fp32 numbers are computed with.
         """
         words = self.lanes_of(I32)
-        function, registers = ir.FunctionType(words, [ir.PointerType()]), "x" if self.module.registers == _FEW_REGISTERS else "v"
+        function, registers = (
+            ir.FunctionType(words, [ir.PointerType()]),
+            "x" if self.module.registers == _FEW_REGISTERS else "v",
+        )
         where = [self.emitter.pointer(address)]
         spread = self.builder.asm(function, "vpbroadcastd $1, $0", f"={registers},p,~{{memory}}", where, side_effect=True)
         return Vector(self, self.builder.bitcast(spread, self.kind))

@@ -29,29 +29,30 @@ _NIBBLE_BITS: Final = 4
 
 @attrs.frozen(eq=False)
 class PanelUnits:
-    """The units of a panel, at most `MAX_BLOCK_COLUMNS`, whose scales have been read."""
+    """The units of a panel, at most `MAX_BLOCK_COLUMNS`."""
 
     _weight_format: WeightFormat
     _address: Int
     _scales: Int
-    """Fp32: as many numbers for each row as a block has, row by row and unit by unit."""
+    """Room for the scales of all units as fp32: from memory, a number is in all lanes at once."""
 
     @classmethod
-    def of(cls, v: Vectors, weight_format: WeightFormat, address: Int, units: Int) -> "PanelUnits":
-        """Reads the scales, in a pass of their own: from memory, a number is in all lanes at once, while shuffles are what
-        reading 4-bit weights waits for."""
-        numbers = PANEL_ROWS * scales_of(weight_format)
-        scales = v.emitter.stack_bytes(MAX_BLOCK_COLUMNS // UNIT_COLUMNS * numbers * F32_BYTES)
-        return cls(weight_format, address, scales)
+    def of(cls, v: Vectors, weight_format: WeightFormat, address: Int) -> "PanelUnits":
+        most = MAX_BLOCK_COLUMNS // UNIT_COLUMNS
+        return cls(weight_format, address, v.emitter.stack_bytes(most * _scale_count(weight_format) * F32_BYTES))
+
+    def at(self, unit: Int) -> Int:
+        """Where the unit begins."""
+        return self._address + unit * unit_bytes(self._weight_format)
 
     def read(self, v: Vectors, unit: Int, first: Int, rows: int) -> list[list[Vector]]:
         """The 32 weights of each of the `rows` rows of the panel from `first` on."""
-        weight_format = self._weight_format
-        numbers = scales_of(weight_format)
-        v.widen(self._address + unit * unit_bytes(weight_format), self._scales + unit * (PANEL_ROWS* numbers * F32_BYTES), PANEL_ROWS*numbers)
-        scales = self._scales + (unit * PANEL_ROWS + first) * (numbers * F32_BYTES)
-        at = [scales + row * numbers * F32_BYTES for row in range(rows)]
-        codes = self._address + unit * unit_bytes(weight_format) + PANEL_ROWS * numbers * _SCALE_BYTES
+        weight_format, count = self._weight_format, _scale_count(self._weight_format)
+        scales = self._scales + unit * (count * F32_BYTES)
+        v.widen(self.at(unit), scales, count)
+        row_bytes = count // PANEL_ROWS * F32_BYTES
+        at = [scales + (first + row) * row_bytes for row in range(rows)]
+        codes = self.at(unit) + count * _SCALE_BYTES
         match weight_format:
             case WeightFormat.Q8_0:
                 return [_scaled_bytes(v, codes + (first + row) * UNIT_COLUMNS, at[row]) for row in range(rows)]
@@ -61,6 +62,11 @@ class PanelUnits:
                 return _coded(v, codes, first, [_with_lowest(v, each) for each in at])
             case _:
                 raise InvariantViolated(f"{weight_format.label} has no panels")
+
+
+def _scale_count(weight_format: WeightFormat) -> int:
+    """Of a unit."""
+    return PANEL_ROWS * scales_of(weight_format)
 
 
 def unit_bytes(weight_format: WeightFormat) -> int:
