@@ -14,7 +14,7 @@ LINE_WORDS: Final = 8
 LINE_BYTES: Final = WORD_BYTES * LINE_WORDS
 
 
-TASK_ROWS: Final = 16
+TASK_ROWS: Final = 32
 """A multiple of the numbers of every vector, and of a panel's rows."""
 
 
