@@ -111,3 +111,9 @@ def test_tasks_cover_each_row_once() -> None:
     rows = [row for task in tasks for row in range(task[TaskWord.OUTPUT], task[TaskWord.OUTPUT] + task[TaskWord.ROWS])]
     assert list(range(50)) == rows
     assert [address_of(matrix.data[row:]) for row in tasks[:, TaskWord.OUTPUT]] == tasks[:, TaskWord.WEIGHTS].tolist()
+
+
+def test_weights_that_do_not_lie_in_panels_are_refused() -> None:
+    matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 4, 32)
+    with pytest.raises(InvariantViolated, match="Q8_0 from a WeightMatrix"):
+        tasks_of(matrix)

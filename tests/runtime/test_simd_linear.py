@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.simd.linear import scratch_floats
 from support.simd_kernels import LANES, arranged, kernels, multiply, random_matrix
+from support.walls import before_a_wall
 
 FORMATS = list(WeightFormat)
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
@@ -70,3 +72,22 @@ def test_weights_may_lie_at_any_address() -> None:
     y = np.empty((2, 4), np.float32)
     kernels(8)("linear_F32", x, 256, shifted, 256, 64, y, 16, 2, 4, 0)
     assert multiply(8, x, matrix).tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("rows", [7, 8])
+def test_nothing_behind_the_operands_is_touched(weight_format: WeightFormat, lanes: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = random_matrix(rng, weight_format, rows, 96)
+    weights = before_a_wall(arranged(matrix).data)
+    for tokens in (1, 2, 5, 8, 31):
+        x = before_a_wall(rng.normal(0, 1, (tokens, 96)).astype(np.float32))
+        y = before_a_wall(np.zeros((tokens, rows), np.float32))
+        scratch = before_a_wall(np.empty(scratch_floats(rows, 96), np.float32))
+        operands = (x, x.strides[0], weights, weights.strides[0], 96, y, y.strides[0])
+        kernels(lanes)(f"linear_{weight_format.label}", *operands, tokens, rows, scratch)
+        assert multiply(lanes, x, matrix).tobytes() == y.tobytes()
+    row = before_a_wall(np.empty(96, np.float32))
+    kernels(lanes)(f"expand_{weight_format.label}", weights, weights.strides[0], rows - 1, 96, row)
+    assert matrix.dequantized()[-1].tobytes() == row.tobytes()

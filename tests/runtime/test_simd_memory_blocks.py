@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of, aligned_words
+from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, HugePages, address_of, aligned_words
 
 
 def test_buffers_grow_together_by_a_half_and_stay_where_they_suffice() -> None:
@@ -21,3 +22,19 @@ def test_buffers_that_cannot_grow_hold_what_they_held() -> None:
 def test_words_begin_a_cache_line(count: int) -> None:
     words = aligned_words(count)
     assert (0, [0] * count) == (address_of(words) % 64, words.tolist())
+
+
+def test_arrays_of_huge_pages_begin_cache_lines_and_share_nothing() -> None:
+    memory = HugePages()
+    arrays = [memory.take(size_bytes) for size_bytes in (1, 64, 100, 40 << 20, 7)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    assert [(1, {0}), (64, {1}), (100, {2}), (40 << 20, {3}), (7, {4})] == [
+        (len(each), set(np.unique(each))) for each in arrays
+    ]
+    assert [0] * 5 == [address_of(array) % 64 for array in arrays]
+
+
+def test_memory_that_cannot_be_had_is_told() -> None:
+    with pytest.raises(MemoryError, match="bytes for weights"):
+        HugePages().take(1 << 60)

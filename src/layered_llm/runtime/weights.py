@@ -2,9 +2,9 @@
 
 Must not know: file formats, model families, torch, what a tensor is for.
 
-Weights stay what the file says: where nothing has to be merged or converted a matrix is a view of the mapped file. Only what is
-asked for is lossy: `dtype` other than "auto" re-encodes matrices, "int8" those alone that are no blocks of 8 bits or fewer
-already, or are merged with others. Vectors (norms, biases) are fp32 always, which is exact.
+Weights stay what the file says: where nothing has to be merged, converted or arranged a matrix is a view of the mapped file.
+Only what is asked for is lossy: `dtype` other than "auto" re-encodes matrices, "int8" those alone that are no blocks of 8 bits
+or fewer already, or are merged with others. Vectors (norms, biases) are fp32 always, which is exact.
 """
 
 import math

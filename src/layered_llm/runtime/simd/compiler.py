@@ -2,8 +2,8 @@
 
 Must not know: what the program does, models, who wants it.
 
-The cache's key is a digest of everything that decides the code: the source files of this package, how weights lie in memory, the
-version of LLVM and of its Python binding, the processor, and the size and number of its vectors.
+The cache's key is a digest of everything that decides the code: the source files of this package, how weights lie in memory,
+the version of LLVM and of its Python binding, the processor, and the size and number of its vectors.
 """
 
 import ctypes

@@ -28,7 +28,7 @@ class Tile:
     """`tokens` x `outputs` sums that are kept in registers together."""
 
     weight_format: WeightFormat | None
-    """None: fp32, in the cache, `PANEL_ROWS` rows vector by vector. Else as weights lie in memory: rows, or panels of blocks."""
+    """None: fp32 in a cache, `PANEL_ROWS` rows vector by vector. Else as weights lie in memory: rows, or panels of blocks."""
     tokens: int
     outputs: int
 

@@ -4,8 +4,8 @@ Must not know: models, how rows are shared out between threads.
 
 Weights are expanded in registers, once for up to 4 tokens (8 where there are 32 registers), as they come from memory. Many
 tokens would expand them again and again: they are expanded into a scratch that stays in the cache, and multiplied in register
-tiles from there. Formats with blocks lie in panels. Columns are taken in blocks, so that what a tile reads stays in a core's first cache; the blocks
-depend on the number of columns alone.
+tiles from there. Columns are taken in blocks, so that this scratch stays small; the blocks depend on the number of columns
+alone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -243,7 +243,6 @@ def _embed(words: Words, kernels: Kernels) -> None:
 
 
 def _norm(words: Words, kernels: Kernels, added: Int, weight: Int) -> None:
-    k = words.emitter
     with words.shared_work(words[Word.TOKENS]) as token:
         offset = token * words[Word.HIDDEN] * F32_BYTES
         onto = added.equals(0).choose(0, added + offset)

@@ -3,9 +3,9 @@
 Must not know: what the work is, kernels.
 
 Who waits spins for a moment and then sleeps in the kernel (futex), so that waiting never takes a core from whoever needs it:
-the other threads of the step, or another process. Each thread begins with a stretch of the work that is its own, so that it reads
-memory from one end to the other, and then helps the others. Work is taken in small portions, so that a thread whose core is taken
-away leaves the rest of its work to them.
+the other threads of the step, or another process. Each thread begins with a stretch of the work that is its own, so that it
+reads memory from one end to the other, and then helps the others. Work is taken in small portions, so that a thread whose core
+is taken away leaves the rest of its work to them.
 """
 
 from collections.abc import Iterator

@@ -161,17 +161,14 @@ class Vectors:
     def splat_beside_shuffles(self, address: Int) -> Vector:
         """The same, in assembly, for loops that wait for shuffles.
 
-        On Zen 4, `vbroadcastss` from memory to 16 lanes takes a shuffle unit (measured), while `vpbroadcastd` is done by the load
-        unit alone. LLVM takes them for the same, and chooses the first one where fp32 numbers are computed with.
+        On Zen 4, `vbroadcastss` from memory to 16 lanes takes a shuffle unit (measured), while `vpbroadcastd` needs none. LLVM
+        takes them for the same, and chooses the first one for fp32 numbers.
         """
-        words = self.lanes_of(I32)
-        function, registers = (
-            ir.FunctionType(words, [ir.PointerType()]),
-            "x" if self.module.registers == _FEW_REGISTERS else "v",
-        )
-        where = [self.emitter.pointer(address)]
-        spread = self.builder.asm(function, "vpbroadcastd $1, $0", f"={registers},p,~{{memory}}", where, side_effect=True)
-        return Vector(self, self.builder.bitcast(spread, self.kind))
+        function = ir.FunctionType(self.lanes_of(I32), [ir.PointerType()])
+        constraints = f"={'x' if self.module.registers == _FEW_REGISTERS else 'v'},p,~{{memory}}"
+        pointer = self.emitter.pointer(address)
+        words = self.builder.asm(function, "vpbroadcastd $1, $0", constraints, [pointer], side_effect=True)
+        return Vector(self, self.builder.bitcast(words, self.kind))
 
     def widen(self, source: Int, target: Int, count: int) -> None:
         """Writes `count` fp16 numbers as fp32."""

@@ -20,7 +20,7 @@ from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
 UNIT_COLUMNS: Final = 32
 """Weights of a row that are read together: a block of the quantized formats."""
 MAX_BLOCK_COLUMNS: Final = 1536
-"""Columns that are read in one go: 6 tokens and 4 weight rows of them, in fp32, fill most of a first cache of 32 KB."""
+"""Columns that are read in one go: a task's rows of them, in fp32, are 196 KB, which stay in a second cache."""
 _SCALE_BYTES: Final = 2
 _CODES: Final = 16
 """That 4 bits can tell apart."""

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.matrices import Bytes, WeightFormat, WeightMatrix
+from layered_llm.runtime.panels import PANEL_ROWS, PanelMatrix, has_panels, scales_of
+from support.simd_kernels import random_matrix
+
+BLOCK_FORMATS = [weight_format for weight_format in WeightFormat if weight_format.block_columns > 1]
+
+
+def zeros(count: int) -> Bytes:
+    return np.zeros(count, np.uint8)
+
+
+@given(st.sampled_from(BLOCK_FORMATS), st.integers(1, 13), st.integers(1, 5))
+def test_a_panel_matrix_has_the_rows_of_the_matrix(weight_format: WeightFormat, rows: int, blocks: int) -> None:
+    matrix = random_matrix(np.random.default_rng(rows), weight_format, rows, 32 * blocks)
+    panels = PanelMatrix.of(matrix, zeros)
+    assert matrix.data.tobytes() == panels.unpacked().data.tobytes()
+    assert matrix.dequantized().tobytes() == panels.dequantized().tobytes()
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7, 8])
+def test_it_takes_the_bytes_of_whole_panels(rows: int) -> None:
+    matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q4_1, rows, 64)
+    asked: list[int] = []
+
+    def room(count: int) -> Bytes:
+        asked.append(count)
+        return zeros(count)
+
+    panels = PanelMatrix.of(matrix, room)
+    whole = -(-rows // PANEL_ROWS)
+    assert ([whole * PANEL_ROWS * 40], (whole, PANEL_ROWS * 40)) == (asked, panels.data.shape)
+
+
+def test_rows_that_fill_the_last_panel_are_zeros_whatever_the_room_held() -> None:
+    matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 5, 32)
+    panels = PanelMatrix.of(matrix, lambda count: np.full(count, 255, np.uint8))
+    filled = PanelMatrix(format=panels.format, rows=8, columns=32, data=panels.data).dequantized()
+    assert matrix.dequantized().tobytes() == filled[:5].tobytes()
+    assert not filled[5:].any()
+
+
+def test_a_unit_has_the_scales_of_its_rows_then_their_codes_byte_by_byte() -> None:
+    rows = np.array([[row, 0, *range(100 + row, 116 + row)] for row in range(4)], np.uint8)
+    matrix = WeightMatrix(format=WeightFormat.Q4_0, rows=4, columns=32, data=rows)
+    (panel,) = PanelMatrix.of(matrix, zeros).data
+    codes = [100 + row + byte for byte in range(16) for row in range(4)]
+    assert [0, 0, 1, 0, 2, 0, 3, 0, *codes] == panel.tolist()
+
+
+@pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda each: each.label)
+def test_only_formats_with_blocks_have_panels(weight_format: WeightFormat) -> None:
+    assert (weight_format in BLOCK_FORMATS) == has_panels(weight_format)
+
+
+def test_a_format_without_blocks_has_no_scales() -> None:
+    with pytest.raises(InvariantViolated, match="BF16"):
+        scales_of(WeightFormat.BF16)
