@@ -28,7 +28,8 @@ class Recorder:
 
     def sampled_logits(self, *arguments: Any) -> Float32s:
         logits = self._model.sampled_logits(*arguments)
-        self.logits_seen.append(torch.from_numpy(logits).clone())
+        if len(logits):
+            self.logits_seen.append(torch.from_numpy(logits).clone())
         return logits
 
 

@@ -70,17 +70,16 @@ class TorchDevice:
 
     def _run(self, rows: StepRows) -> _Sampled:
         tokens = self._slots.flatten(rows)
-        if self._slots.tells_prompts or not rows.sampled.size:
+        if self._slots.tells_prompts:
             return self._run_in_parts(rows, tokens)
         logits = self._model.sampled_logits(self._slots, rows, tokens)
-        return self._sample(logits, rows)
+        return self._sample(logits, rows) if rows.sampled.size else _Sampled()
 
     @torch.inference_mode()
     def _run_in_parts(self, rows: StepRows, tokens: FlatTokens) -> _Sampled:
-        """Where more than the sampled tokens is asked of the layers' result, or nothing."""
+        """Where more than the sampled tokens is asked of the layers' result."""
         hidden = self._model.hidden(self._slots, rows, tokens)
-        told = list(self._prompt_logprobs(rows, hidden)) if self._slots.tells_prompts else []
-        prompt_logprobs = PromptLogprobs.of(told)
+        prompt_logprobs = PromptLogprobs.of(list(self._prompt_logprobs(rows, hidden)))
         if not rows.sampled.size:
             return _Sampled(prompt_logprobs=prompt_logprobs)
         logits = self._model.logits(hidden.index_select(0, torch.from_numpy(rows.last_tokens)))

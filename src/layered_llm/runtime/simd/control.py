@@ -72,6 +72,8 @@ class Word(enum.IntEnum):
 
     X = enum.auto()
     """fp32 [tokens, hidden]: the residual stream."""
+    KEPT = enum.auto()
+    """fp32 [tokens, hidden]: of the tokens that the head is for, one behind the other, from the last attention on."""
     ADDED = enum.auto()
     """fp32 [tokens, hidden]: what a block adds to it."""
     NORMED = enum.auto()
@@ -147,4 +149,4 @@ class Command(enum.IntEnum):
     HEAD = 2
     """From rows of the residual stream to their logits."""
     STEP = 3
-    """Both, one behind the other: the threads are woken once."""
+    """Both, one behind the other: the threads are woken once. Behind the last attention, only what the head is for goes on."""

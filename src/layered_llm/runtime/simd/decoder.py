@@ -205,6 +205,7 @@ def _token_columns(config: ModelConfig) -> dict[Word, int]:
     """Of what a step holds of each token; the residual stream is the first."""
     return {
         Word.X: config.hidden_size,
+        Word.KEPT: config.hidden_size,
         Word.ADDED: config.hidden_size,
         Word.NORMED: config.hidden_size,
         Word.QKV: config.query_size + 2 * config.kv_size,

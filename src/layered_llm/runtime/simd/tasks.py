@@ -13,7 +13,7 @@ from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.panels import PANEL_ROWS, Matrix, PanelMatrix, has_panels
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.memory_blocks import address_of
-from layered_llm.runtime.simd.step_program import FORMAT_NUMBERS
+from layered_llm.runtime.simd.step_kernels import FORMAT_NUMBERS
 
 Int64s = NDArray[np.int64]
 
