@@ -1,3 +1,6 @@
+from typing import Any
+
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,3 +64,19 @@ def test_only_formats_with_blocks_have_panels(weight_format: WeightFormat) -> No
 def test_a_format_without_blocks_has_no_scales() -> None:
     with pytest.raises(InvariantViolated, match="BF16"):
         scales_of(WeightFormat.BF16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"format": WeightFormat.F32}, "4 x 64 as F32"),
+        ({"rows": 5}, "5 x 64 as Q8_0"),
+        ({"columns": 32}, "4 x 32 as Q8_0"),
+        ({"data": np.zeros((1, 272), np.int8)}, "panels of int8"),
+        ({"data": np.zeros((1, 544), np.uint8)[:, ::2]}, "with strides"),
+    ],
+)
+def test_what_is_no_panels_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    panels = PanelMatrix.of(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 4, 64), zeros)
+    with pytest.raises(InvariantViolated, match=complaint):
+        attrs.evolve(panels, **changes)

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.decoder_weights import LinearWeights
 from layered_llm.runtime.matrices import Float32s, WeightFormat
 from layered_llm.runtime.simd.compiler import load_program
-from layered_llm.runtime.simd.control import Command, TaskWord, Word
+from layered_llm.runtime.simd.control import TASK_ROWS, Command, TaskWord, Word
 from layered_llm.runtime.simd.crew import Crew
+from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.memory_blocks import address_of
-from layered_llm.runtime.simd.tasks import tasks_of
+from layered_llm.runtime.simd.tasks import gate_up_tasks, tasks_of
 from support.eventually import eventually
 from support.runtime_options import KERNEL_CACHE
 from support.simd_kernels import arranged, random_matrix, this_machine
@@ -32,7 +34,8 @@ def head_logits(crew: Crew, x: Float32s, rounds: int) -> list[bytes]:
     matrix = arranged(random_matrix(rng, WeightFormat.Q8_0, 1003, x.shape[1]))
     tasks, norm, logits = tasks_of(matrix), np.ones(x.shape[1], np.float32), np.empty((len(x), matrix.rows), np.float32)
     places = np.arange(len(x))
-    normed, scratch = np.empty_like(x), np.empty((crew.threads, 24 * x.shape[1]), np.float32)
+    normed = np.empty_like(x)
+    scratch = np.empty((crew.threads, scratch_floats(TASK_ROWS, x.shape[1])), np.float32)
     values = {
         Word.HEAD_TOKENS: len(x),
         Word.HEAD_PLACES: address_of(places),
@@ -117,3 +120,23 @@ def test_weights_that_do_not_lie_in_panels_are_refused() -> None:
     matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 4, 32)
     with pytest.raises(InvariantViolated, match="Q8_0 from a WeightMatrix"):
         tasks_of(matrix)
+
+
+def test_tasks_begin_with_the_panels_of_their_rows() -> None:
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q4_1, 70, 64))
+    tasks = tasks_of(matrix)
+    assert [0, 8, 16] == [(at - address_of(matrix.data)) // matrix.data.shape[1] for at in tasks[:, TaskWord.WEIGHTS].tolist()]
+    assert [32, 32, 6] == tasks[:, TaskWord.ROWS].tolist()
+
+
+def test_a_gate_and_the_up_projection_are_cut_alike() -> None:
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 80, 32))
+    tasks = gate_up_tasks(LinearWeights(matrix=matrix, bias=None))
+    panels = (tasks[:, TaskWord.WEIGHTS] - address_of(matrix.data)) // matrix.data.shape[1]
+    assert [(0, 32), (10, 32), (8, 8), (18, 8)] == list(zip(panels.tolist(), tasks[:, TaskWord.ROWS].tolist(), strict=True))
+
+
+def test_a_gate_that_ends_within_a_panel_is_refused() -> None:
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 12, 32))
+    with pytest.raises(InvariantViolated, match="6 rows of a gate"):
+        gate_up_tasks(LinearWeights(matrix=matrix, bias=None))

@@ -3,7 +3,7 @@ import pytest
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.linear import scratch_floats
-from support.simd_kernels import LANES, arranged, kernels, multiply, random_matrix
+from support.simd_kernels import LANES, VECTORS, arranged, kernels, multiply, random_matrix
 from support.walls import before_a_wall
 
 FORMATS = list(WeightFormat)
@@ -19,27 +19,31 @@ TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
         if columns % weight_format.block_columns == 0
     ],
 )
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_product_is_that_of_the_expanded_weights(weight_format: WeightFormat, rows: int, columns: int, lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "registers"), VECTORS)
+def test_a_product_is_that_of_the_expanded_weights(
+    weight_format: WeightFormat, rows: int, columns: int, lanes: int, registers: int
+) -> None:
     rng = np.random.default_rng(rows)
     matrix = random_matrix(rng, weight_format, rows, columns)
     for tokens in TOKENS:
         x = rng.normal(0, 1, (tokens, columns)).astype(np.float32)
         weights = matrix.dequantized().astype(np.float64)
         bound = 4e-7 * np.sqrt(columns) * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
-        assert (np.abs(multiply(lanes, x, matrix) - x.astype(np.float64) @ weights.T) <= bound).all()
+        assert (np.abs(multiply(lanes, x, matrix, registers) - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_tokens_products_never_depend_on_the_tokens_beside_it(weight_format: WeightFormat, lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "registers"), VECTORS)
+def test_a_tokens_products_never_depend_on_the_tokens_beside_it(
+    weight_format: WeightFormat, lanes: int, registers: int
+) -> None:
     rng = np.random.default_rng(1)
-    columns = 1312 if weight_format.block_columns > 1 else 1328
+    columns = 1632 if weight_format.block_columns > 1 else 1648
     matrix = random_matrix(rng, weight_format, 25, columns)
     x = rng.normal(0, 1, (31, columns)).astype(np.float32)
-    alone = np.concatenate([multiply(lanes, row[None], matrix) for row in x])
+    alone = np.concatenate([multiply(lanes, row[None], matrix, registers) for row in x])
     for tokens in TOKENS:
-        assert alone[:tokens].tobytes() == multiply(lanes, x[:tokens], matrix).tobytes()
+        assert alone[:tokens].tobytes() == multiply(lanes, x[:tokens], matrix, registers).tobytes()
 
 
 @pytest.mark.parametrize("columns", [8, 40, 648])
@@ -53,7 +57,7 @@ def test_narrow_vectors_take_columns_that_fill_no_wide_one(columns: int) -> None
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("columns", [32, 640, 672, 1312])
+@pytest.mark.parametrize("columns", [32, 1536, 1568])
 def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, lanes: int) -> None:
     matrix = random_matrix(np.random.default_rng(columns), weight_format, 6, columns)
     weights, expanded = arranged(matrix).data, np.empty((6, columns), np.float32)
@@ -81,7 +85,7 @@ def test_nothing_behind_the_operands_is_touched(weight_format: WeightFormat, lan
     rng = np.random.default_rng(rows)
     matrix = random_matrix(rng, weight_format, rows, 96)
     weights = before_a_wall(arranged(matrix).data)
-    for tokens in (1, 2, 5, 8, 31):
+    for tokens in (1, 2, 5, 6, 8, 31):
         x = before_a_wall(rng.normal(0, 1, (tokens, 96)).astype(np.float32))
         y = before_a_wall(np.zeros((tokens, rows), np.float32))
         scratch = before_a_wall(np.empty(scratch_floats(rows, 96), np.float32))

@@ -25,7 +25,7 @@ def test_words_begin_a_cache_line(count: int) -> None:
 
 
 def test_arrays_of_huge_pages_begin_cache_lines_and_share_nothing() -> None:
-    memory = HugePages()
+    memory = HugePages(None)
     arrays = [memory.take(size_bytes) for size_bytes in (1, 64, 100, 40 << 20, 7)]
     for number, array in enumerate(arrays):
         array[:] = number
@@ -37,4 +37,11 @@ def test_arrays_of_huge_pages_begin_cache_lines_and_share_nothing() -> None:
 
 def test_memory_that_cannot_be_had_is_told() -> None:
     with pytest.raises(MemoryError, match="bytes for weights"):
-        HugePages().take(1 << 60)
+        HugePages(None).take(1 << 60)
+
+
+def test_more_memory_than_is_free_is_not_touched() -> None:
+    memory = HugePages(200)
+    memory.take(100)
+    with pytest.raises(MemoryError, match=r"the weights take more than the 0\.0 GiB of memory that are free"):
+        memory.take(65)

@@ -3,12 +3,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from layered_llm.runtime.matrices import WeightFormat, WeightMatrix
+from layered_llm.runtime.panels import Matrix, PanelMatrix
 from layered_llm.runtime.safetensors_files import safetensors_of
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 from layered_llm.runtime.weights import CheckpointReader
@@ -94,6 +96,19 @@ def test_blocks_of_several_formats_that_are_merged_become_int8_together() -> Non
     reader = CheckpointReader.of(tensors, dtype="int8")
     assert WeightFormat.Q8_0 is reader.matrix(["a", "b"], [1, 1], 32).format
     assert "Q4_0+Q4_1 as Q8_0" == reader.types
+
+
+@pytest.mark.parametrize(("is_copied", "forgotten"), [(True, ["a"]), (False, [])])
+def test_what_is_arranged_anew_is_forgotten_in_the_file(is_copied: bool, forgotten: list[str]) -> None:
+    told: list[str] = []
+    stored = attrs.evolve(quantized(WeightFormat.Q4_1, rows=5), forget=lambda: told.append("a"))
+
+    def arrange(matrix: WeightMatrix) -> Matrix:
+        return PanelMatrix.of(matrix, lambda count: np.zeros(count, np.uint8)) if is_copied else matrix
+
+    matrix = CheckpointReader.of({"a": stored}, dtype="auto", arrange=arrange).matrix(["a"], [5], 32)
+    assert (is_copied, forgotten) == (isinstance(matrix, PanelMatrix), told)
+    assert stored.read().dequantized().tobytes() == matrix.dequantized().tobytes()
 
 
 def test_parts_of_several_precisions_may_be_infinite(tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ def this_machine() -> Machine:
 
 LANES = [8] if this_machine().lanes == 8 else [8, 16]
 """The sizes of vectors that this machine can compute with."""
+VECTORS = [(8, 16)] if this_machine().lanes == 8 else [(8, 16), (8, 32), (16, 32)]
+"""The same with the numbers of registers: models whose sizes fill no wide vector use narrow ones in 32."""
 
 
 @functools.cache
-def kernels(lanes: int) -> KernelSet:
-    """Compiled for this machine with vectors of so many numbers."""
-    module = VectorModule(code=CodeModule.create(), lanes=lanes, registers=2 * lanes)
+def kernels(lanes: int, registers: int | None = None) -> KernelSet:
+    """Compiled for this machine with vectors of so many numbers, and as many registers as usual with them."""
+    module = VectorModule(code=CodeModule.create(), lanes=lanes, registers=registers or 2 * lanes)
     linear = LinearKernels(module=module)
     defined = [linear.define(weight_format) for weight_format in WeightFormat]
     for is_half in (False, True):
@@ -94,11 +96,11 @@ def arranged(matrix: WeightMatrix) -> Matrix:
     return PanelMatrix.of(matrix, lambda count: np.empty(count, np.uint8)) if has_panels(matrix.format) else matrix
 
 
-def multiply(lanes: int, x: Float32s, matrix: WeightMatrix) -> Float32s:
+def multiply(lanes: int, x: Float32s, matrix: WeightMatrix, registers: int | None = None) -> Float32s:
     """x W^T by the kernel."""
     y = np.full((len(x), matrix.rows), np.nan, np.float32)
     scratch = np.empty(scratch_floats(matrix.rows, matrix.columns), np.float32)
     weights = arranged(matrix).data
     operands = (x, x.strides[0], weights, weights.strides[0], matrix.columns, y, y.strides[0])
-    kernels(lanes)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
+    kernels(lanes, registers)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
     return y

@@ -1,4 +1,4 @@
-"""The weights of a decoder, as they are read from a checkpoint and before anything executes them.
+"""The weights of a decoder, as they are read from a checkpoint and arranged, before anything executes them.
 
 Must not know: files, torch, how a step is executed.
 """

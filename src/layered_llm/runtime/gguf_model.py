@@ -209,7 +209,7 @@ def _hugging_face_name(name: str) -> str | None:
 
 
 def _expanded(name: str, tensor: GgufTensor, place: MappedRange) -> WeightMatrix:
-    """Blocks that nothing computes with in place, as the library dequantizes them."""
+    """Blocks that nothing computes with as they are, as the library dequantizes them."""
     import gguf  # noqa: PLC0415 - slow to import, and most files have no such blocks
 
     kind = gguf.GGMLQuantizationType[tensor.type.name]

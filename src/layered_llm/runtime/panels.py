@@ -1,6 +1,6 @@
 """Weight matrices of quantized blocks as the generated kernels read them: the blocks of a few rows side by side.
 
-Must not know: kernels, models, where the memory comes from.
+Must not know: how they are computed with, models, where the memory comes from.
 
 A panel is `PANEL_ROWS` rows, the last one filled up with zeros. It has a unit for each block of columns:
 
@@ -9,7 +9,7 @@ A panel is `PANEL_ROWS` rows, the last one filled up with zeros. It has a unit f
                   4-bit: byte k of each row's 16, for k = 0, 1 …
 
 so that a panel is one stretch of memory that is read from its begin to its end, and 16 words of 4 bytes hold the 4-bit codes of
-4 blocks. It takes as many bytes as the rows, and has their numbers.
+4 blocks. It takes as many bytes as its rows, and has their numbers.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,20 @@ class PanelMatrix:
     data: Bytes
     """[panels, bytes of a panel], C-contiguous."""
 
+    def __attrs_post_init__(self) -> None:
+        expected = (-(-self.rows // PANEL_ROWS), PANEL_ROWS * self.format.row_bytes(self.columns))
+        if not has_panels(self.format) or self.columns % self.format.block_columns or self.data.shape != expected:
+            raise InvariantViolated(
+                f"{self.rows} x {self.columns} as {self.format.label} is no panels of {self.data.shape} bytes"
+            )
+        if self.data.dtype != np.uint8 or not self.data.flags.c_contiguous:
+            raise InvariantViolated(f"panels of {self.data.dtype} with strides {self.data.strides}")
+
     @classmethod
     def of(cls, matrix: WeightMatrix, room: Callable[[int], Bytes]) -> "PanelMatrix":
         """A copy of `matrix`, in memory of so many bytes that `room` gives."""
-        panels = -(-matrix.rows // PANEL_ROWS)
-        data = room(panels * PANEL_ROWS * matrix.data.shape[1]).reshape(panels, -1)
+        panels, panel_bytes = -(-matrix.rows // PANEL_ROWS), PANEL_ROWS * matrix.data.shape[1]
+        data = room(panels * panel_bytes).reshape(panels, panel_bytes)
         result = cls(format=matrix.format, rows=matrix.rows, columns=matrix.columns, data=data)
         whole = matrix.rows // PANEL_ROWS
         result._fill(0, matrix.data[: whole * PANEL_ROWS])
@@ -88,7 +97,7 @@ Matrix = WeightMatrix | PanelMatrix
 
 
 def has_panels(weight_format: WeightFormat) -> bool:
-    """Whether the kernels read this format in panels."""
+    """Whether the format has blocks, and so is laid out in panels for the generated kernels."""
     return weight_format.block_columns > 1
 
 

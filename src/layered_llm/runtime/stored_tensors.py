@@ -59,5 +59,5 @@ class MappedRange:
 
 
 def weight_format(type_name: str) -> WeightFormat | None:
-    """The format that is used in place for a type of this name, in safetensors and in GGUF; None where there is none."""
+    """The format of a type of this name, in safetensors and in GGUF; None where nothing computes with it as it is."""
     return _FORMATS.get(type_name)

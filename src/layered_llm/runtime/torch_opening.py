@@ -32,7 +32,7 @@ from layered_llm.runtime.simd.support import find_support
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
 from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.weights import CheckpointReader, as_it_is
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -52,7 +52,9 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     files = read_model(options.model)
     config = files.config
     build, machine = builder_of(config.architecture), _find_machine(options, config)
-    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=_as_stored if machine is None else _in_panels())
+    reader = CheckpointReader.of(
+        files.tensors(), dtype=options.dtype, arrange=as_it_is if machine is None else _in_panels(free_bytes)
+    )
     weights = build(config, reader)
     reader.finish()
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
@@ -103,12 +105,8 @@ def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | Non
     return None
 
 
-def _as_stored(matrix: WeightMatrix) -> Matrix:
-    return matrix
-
-
-def _in_panels() -> Callable[[WeightMatrix], Matrix]:
-    memory = HugePages()
+def _in_panels(free_bytes: int | None) -> Callable[[WeightMatrix], Matrix]:
+    memory = HugePages(free_bytes)
     return lambda matrix: PanelMatrix.of(matrix, memory.take) if has_panels(matrix.format) else matrix
 
 

@@ -40,7 +40,8 @@ _BEYOND_FP16: Final = 65_520.0
 _BEYOND: Final = MappingProxyType({WeightFormat.F16: _BEYOND_FP16, WeightFormat.Q8_0: 127 * _BEYOND_FP16})
 
 
-def _as_it_is(matrix: WeightMatrix) -> Matrix:
+def as_it_is(matrix: WeightMatrix) -> Matrix:
+    """Where matrices are computed with as they are read."""
     return matrix
 
 
@@ -59,7 +60,7 @@ class CheckpointReader:
 
     @classmethod
     def of(
-        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = _as_it_is
+        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = as_it_is
     ) -> "CheckpointReader":
         """Raises CheckpointError where `dtype` has no such name."""
         if dtype not in _DTYPES:

@@ -1,4 +1,4 @@
 """A decoder's step in machine code that is generated at start.
 
-fp32 kernels with vectors of 8 or 16 numbers; weights and KV pages are read in place.
+fp32 kernels with vectors of 8 or 16 numbers; weights are read in their own precision, KV pages where they lie.
 """

@@ -17,6 +17,7 @@ from typing import Final
 import attrs
 
 from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, VectorModule, Vectors
 
 BLOCK_POSITIONS: Final = 64
@@ -29,7 +30,6 @@ _HIDDEN: Final = -1e30
 """The score of a position behind the query's own: its weight is 0."""
 _BLOCK_BYTES: Final = BLOCK_POSITIONS * F32_BYTES
 _ADDRESSES_BYTES: Final = BLOCK_POSITIONS * _ADDRESS_BYTES
-_LINE_BYTES: Final = 64
 
 EmitTile = Callable[[int, Int], None]
 """Emits the work of a tile: its number of queries, and the first of them."""
@@ -184,7 +184,7 @@ class AttentionKernels:
         k, key_bytes = v.emitter, item.head_dim * self.number_bytes
         with k.loop(0, count) as position:
             key = k.load_int(addresses + position * _ADDRESS_BYTES)
-            with k.loop(0, key_bytes, _LINE_BYTES) as line:
+            with k.loop(0, key_bytes, LINE_BYTES) as line:
                 v.prefetch(key + line, cache=2)
                 v.prefetch(key + item.page_size * key_bytes + line, cache=2)
 

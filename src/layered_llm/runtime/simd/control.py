@@ -8,10 +8,11 @@ All words are 64-bit integers. Addresses and strides are in bytes; fp32 numbers 
 import enum
 from typing import Final
 
+from layered_llm.runtime.simd.machine import LINE_BYTES
+
 WORD_BYTES: Final = 8
-LINE_WORDS: Final = 8
+LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 """Words of a cache line: what all threads write lies apart from what they only read."""
-LINE_BYTES: Final = WORD_BYTES * LINE_WORDS
 
 
 TASK_ROWS: Final = 32

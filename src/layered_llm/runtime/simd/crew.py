@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.simd.compiler import Program
-from layered_llm.runtime.simd.control import LINE_WORDS, Command, Word
-from layered_llm.runtime.simd.memory_blocks import address_of, aligned_words
+from layered_llm.runtime.simd.control import LINE_WORDS, WORD_BYTES, Command, Word
+from layered_llm.runtime.simd.memory_blocks import address_of, aligned_words, whole_lines
 
 _STOP_TIMEOUT_S: Final = 5.0
 
@@ -25,7 +25,7 @@ class Crew:
     """Carries out one command at a time, in all its threads together. Between commands they sleep."""
 
     def __init__(self, program: Program, *, threads: int) -> None:
-        words = _whole_lines(max(Word) + 1)
+        words = whole_lines((max(Word) + 1) * WORD_BYTES) // WORD_BYTES
         self.control: NDArray[np.int64] = aligned_words(words + 2 * threads * LINE_WORDS)
         self.control[Word.THREADS] = threads
         self.control[Word.COUNTERS] = address_of(self.control[words:])
@@ -75,7 +75,3 @@ def _stop(
     works.release()
     for follower in followers:
         follower.join(_STOP_TIMEOUT_S)
-
-
-def _whole_lines(words: int) -> int:
-    return -(-words // LINE_WORDS) * LINE_WORDS

@@ -21,7 +21,8 @@ from layered_llm.runtime.simd.control import TASK_ROWS, Command, ItemWord, Word
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.linear import scratch_floats
-from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of
+from layered_llm.runtime.simd.machine import LINE_BYTES
+from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of, whole_lines
 from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
@@ -29,11 +30,10 @@ from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
 _ITEM_QUERIES: Final = 48
 """Queries of an attention item, at least one token's: their sums and scores stay in a core's first cache."""
 _F32_BYTES: Final = 4
-_LINE_BYTES: Final = 64
 
 
 class SimdDecoder:
-    """Token ids to logits. Weights are read where they lie."""
+    """Token ids to logits."""
 
     def __init__(self, weights: DecoderWeights, pool: KvPool, crew: Crew) -> None:
         config = weights.config
@@ -131,16 +131,16 @@ class SimdDecoder:
         """Room for each thread: a task's rows as fp32 and a gate task's results, or an attention item."""
         control, config = self._crew.control, self._config
         columns = (config.hidden_size, config.query_size, config.intermediate_size)
-        panel = _whole_lines(scratch_floats(TASK_ROWS, max(columns)) * _F32_BYTES)
+        panel = whole_lines(scratch_floats(TASK_ROWS, max(columns)) * _F32_BYTES)
         gate = 2 * tokens * TASK_ROWS * _F32_BYTES
         group = config.heads // config.kv_heads
         item = scratch_bytes(group * self._block_tokens, config.head_dim)
-        each = _whole_lines(max(panel + gate, item))
+        each = whole_lines(max(panel + gate, item))
         control[Word.GATE_OFFSET] = panel
         if each > control[Word.SCRATCH_BYTES]:
-            self._scratch = np.zeros(each * self._crew.threads + _LINE_BYTES, np.uint8)
+            self._scratch = np.zeros(each * self._crew.threads + LINE_BYTES, np.uint8)
             control[Word.SCRATCH_BYTES] = each
-            control[Word.SCRATCH] = address_of(self._scratch) + -address_of(self._scratch) % _LINE_BYTES
+            control[Word.SCRATCH] = address_of(self._scratch) + -address_of(self._scratch) % LINE_BYTES
 
     def _set_rotations(self, positions: int) -> None:
         if positions <= self._rotated_positions:
@@ -213,10 +213,6 @@ def _token_columns(config: ModelConfig) -> dict[Word, int]:
         Word.ATTENDED: config.query_size,
         Word.ACTIVATED: config.intermediate_size,
     }
-
-
-def _whole_lines(size_bytes: int) -> int:
-    return -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
 def _as_word(number: float) -> int:

@@ -14,12 +14,13 @@ import attrs
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.panels import PANEL_ROWS
 from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, PanelUnits, read_lanes, unit_bytes
 
 _PREFETCH_BYTES: Final = 2048
-"""How far ahead of their use weights are asked for: the hardware does not follow several streams of short rows by itself."""
-_LINE_BYTES: Final = 64
+"""How far ahead of their use weights are asked for: the hardware begins anew at each page, and does not follow several streams of
+short rows."""
 _QUAD: Final = 4
 
 
@@ -100,7 +101,7 @@ def _add_panel(v: Vectors, weight_format: WeightFormat, operands: Operands, plac
     count = operands.columns // UNIT_COLUMNS
     units = PanelUnits.of(v, weight_format, operands.w)
     with v.emitter.loop(0, count) as unit:
-        for line in range(0, unit_bytes(weight_format), _LINE_BYTES):
+        for line in range(0, unit_bytes(weight_format), LINE_BYTES):
             v.prefetch(units.at(unit) + (line + _PREFETCH_BYTES))
         weights_of = units.read(v, unit, place, len(sums[0]))
         for part in range(UNIT_COLUMNS // v.lanes):

@@ -18,6 +18,7 @@ from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.panels import PANEL_ROWS, has_panels
 from layered_llm.runtime.simd.dot_tiles import Operands, Tile, define_tile
 from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.machine import WIDE_LANES
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import (
     MAX_BLOCK_COLUMNS,
@@ -28,13 +29,12 @@ from layered_llm.runtime.simd.weight_units import (
 )
 
 LINEAR_PARAMETERS: Final = 10
-_FEW_REGISTERS: Final = 16
 _DIRECT_FEW: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 2})
 """By tokens, as long as weights are expanded in registers: the weight rows of a tile."""
-_DIRECT_PANELS: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 4, 5: 4, 6: 2, 7: 2, 8: 2})
-"""The same with 32 registers, of weights in panels: as large parts of a panel as each other."""
+_DIRECT_MANY: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 4, 5: 4, 6: 2, 7: 2, 8: 2})
+"""The same with 32 registers. As in the other, tiles are as large parts of a panel as each other."""
 _DIRECT_ROWS: Final[Mapping[int, int]] = MappingProxyType({1: 1, 2: 1, 3: 1, 4: 1, 5: 4, 6: 3, 7: 2, 8: 2})
-"""The same of rows by themselves. Few tokens wait for memory: of one row at a time, the hardware reads ahead by itself, which
+"""The same of rows that lie by themselves, with wide vectors. Few tokens wait for memory: of one row at a time, the hardware reads ahead by itself, which
 was measured to be a quarter faster."""
 _DIRECT_ROUNDS: Final = 3
 """How often expanding weights in registers costs less than expanding them into the scratch once."""
@@ -70,9 +70,9 @@ class LinearKernels:
         return self.module.define(f"linear_{weight_format.label}", emit, LINEAR_PARAMETERS)
 
     def _direct_tiles(self, weight_format: WeightFormat) -> Mapping[int, int]:
-        if self.module.registers <= _FEW_REGISTERS:
+        if self.module.has_few_registers:
             return _DIRECT_FEW
-        return _DIRECT_PANELS if has_panels(weight_format) else _DIRECT_ROWS
+        return _DIRECT_ROWS if self.module.lanes == WIDE_LANES and not has_panels(weight_format) else _DIRECT_MANY
 
     def _few(self, v: Vectors, weight_format: WeightFormat, operands: Operands, *rest: Int) -> None:
         tokens, rows = rest
@@ -92,7 +92,8 @@ class LinearKernels:
         """`count` tokens times all rows; the rows that fill no tile one by one."""
         k, outputs = v.emitter, self._direct_tiles(weight_format)[count]
         whole, step = rows - rows % outputs, _block_columns(operands.columns)
-        for first_row, end, height in ((k.integer(0), whole, outputs), (whole, rows, 1)):
+        parts = [(k.integer(0), whole, outputs), (whole, rows, 1)]
+        for first_row, end, height in parts if outputs > 1 else parts[:1]:
             tile = self._tile(Tile(weight_format=weight_format, tokens=count, outputs=height))
             with k.loop(first_row, end, height) as row, k.loop(0, operands.columns, step) as first:
                 at, place = _from_row(operands, weight_format, row)
@@ -111,7 +112,7 @@ class LinearKernels:
         """`block.w_stride` is from a panel to the next."""
         k = v.emitter
         panels, done = rows // PANEL_ROWS, k.integer(0)
-        for count in _panel_tokens(self.module.registers):
+        for count in _panel_tokens(self.module):
             end = done + (tokens - done) // count * count
             tile = Tile(weight_format=None, tokens=count, outputs=PANEL_ROWS)
             with k.loop(done, end, count) as token:
@@ -205,8 +206,8 @@ def _from_row(operands: Operands, weight_format: WeightFormat, row: Int) -> tupl
     return attrs.evolve(operands.at(0, row), w=w), row % PANEL_ROWS
 
 
-def _panel_tokens(registers: int) -> Sequence[int]:
+def _panel_tokens(module: VectorModule) -> Sequence[int]:
     """Tokens of the tiles, largest first: their sums and a panel's weights fit the registers; a token's values
     may come from the cache."""
     few = (3, 2, 1)
-    return few if registers <= _FEW_REGISTERS else (6, *few)
+    return few if module.has_few_registers else (6, *few)

@@ -10,8 +10,11 @@ from typing import Final
 import attrs
 from llvmlite import binding
 
+LINE_BYTES: Final = 64
+"""Of a cache line."""
 NARROW_LANES: Final = 8
 """Of the vectors that every such processor has."""
+WIDE_LANES: Final = 16
 _NEEDED: Final = ("avx2", "fma", "f16c")
 _WIDE: Final = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 """With these, vectors of 16 numbers, and 32 registers."""
@@ -46,4 +49,6 @@ def machine_of(processor: str, features: Mapping[str, bool]) -> Machine | str:
         return f"the processor lacks {', '.join(lacking)}"
     listed = ",".join(f"{'+' if is_there else '-'}{name}" for name, is_there in sorted(features.items()))
     is_wide = all(features.get(name) for name in _WIDE)
-    return Machine(processor=processor, features=listed, lanes=16 if is_wide else NARROW_LANES, registers=32 if is_wide else 16)
+    return Machine(
+        processor=processor, features=listed, lanes=WIDE_LANES if is_wide else NARROW_LANES, registers=32 if is_wide else 16
+    )

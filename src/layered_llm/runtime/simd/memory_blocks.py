@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.runtime.matrices import Bytes
+from layered_llm.runtime.simd.machine import LINE_BYTES
 
-_LINE_BYTES: Final = 64
 _ROOM_BYTES: Final = 32 << 20
+_GIB: Final = 1 << 30
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -24,11 +25,16 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
+def whole_lines(size_bytes: int) -> int:
+    """The bytes of as many cache lines as hold so many."""
+    return -(-size_bytes // LINE_BYTES) * LINE_BYTES
+
+
 def aligned_words(count: int) -> NDArray[np.int64]:
     """`count` zeros that begin a cache line."""
-    spare = _LINE_BYTES // 8
+    spare = LINE_BYTES // 8
     room = np.zeros(count + spare, np.int64)
-    first = -address_of(room) % _LINE_BYTES // 8
+    first = -address_of(room) % LINE_BYTES // 8
     return room[first : first + count]
 
 
@@ -73,11 +79,17 @@ class HugePages:
     """Memory for what is read as a whole in every step: in huge pages where the system has them, from which a core was measured
     to read 1.3 to 1.7 times as fast. It is the system's again when no array of it is left."""
 
+    _most_bytes: int | None
+    """That may be taken in all; None where the machine does not say what it has."""
+    _taken_bytes: int = 0
     _room: Bytes = attrs.Factory(lambda: np.zeros(0, np.uint8))
 
     def take(self, size_bytes: int) -> Bytes:
-        """Zeros that begin a cache line. Raises MemoryError."""
-        whole = -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
+        """Zeros that begin a cache line. Raises MemoryError, before the system would end the process for what it touches."""
+        whole = whole_lines(size_bytes)
+        self._taken_bytes += whole
+        if self._most_bytes is not None and self._taken_bytes > self._most_bytes:
+            raise MemoryError(f"the weights take more than the {self._most_bytes / _GIB:.1f} GiB of memory that are free")
         if whole > len(self._room):
             self._room = _huge_pages(max(whole, _ROOM_BYTES))
         taken, self._room = self._room[:size_bytes], self._room[whole:]

@@ -14,8 +14,9 @@ from typing import Final
 
 from llvmlite import ir
 
-from layered_llm.runtime.simd.control import LINE_BYTES, WORD_BYTES, Word
+from layered_llm.runtime.simd.control import WORD_BYTES, Word
 from layered_llm.runtime.simd.emitter import I64, CodeModule, Emitter, Int
+from layered_llm.runtime.simd.machine import LINE_BYTES
 
 _SYS_FUTEX: Final = 202
 """On x86-64, the only machine for which these kernels are generated."""
@@ -75,18 +76,21 @@ def _wait(module: CodeModule, k: Emitter, control: Int, generation: Int) -> None
 
 @contextmanager
 def shared_work(k: Emitter, control: Int, thread: Int, count: Int) -> Iterator[Int]:
-    """For each number below `count` that this thread takes; each is taken by one thread."""
+    """For each number below `count` that this thread takes; each is taken by one thread. Once between two barriers, at most.
+
+    Others' counters are read before they are added to: a line that all threads write costs each of them more.
+    """
     generation, threads = _load_atomic(k, control + WORD_BYTES * Word.GENERATION), word(k, control, Word.THREADS)
     portion = (count // (threads * _PORTIONS_PER_THREAD)).maximum(1)
     with k.loop(thread, thread + threads) as turn:
         owner = turn % threads
         counter, end = _counter(k, control, generation, owner), count * (owner + 1) // threads
         start = count * owner // threads
-        first = k.variable(start + _add_atomic(k, counter, portion))
+        first = k.variable(start + _load_atomic(k, counter))
         with k.repeat_while(lambda: first.get() < end):
+            first.set(start + _add_atomic(k, counter, portion))
             with k.loop(first.get(), (first.get() + portion).minimum(end)) as number:
                 yield number
-            first.set(start + _add_atomic(k, counter, portion))
 
 
 def _load_atomic(k: Emitter, address: Int) -> Int:

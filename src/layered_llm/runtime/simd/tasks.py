@@ -35,6 +35,8 @@ def tasks_of(matrix: Matrix, bias: Float32s | None = None) -> Int64s:
 def gate_up_tasks(weights: LinearWeights) -> Int64s:
     """[pairs * 2, words]: a task of the gate, then the same rows of the up projection."""
     half, step = weights.matrix.rows // 2, _stride_rows(weights.matrix)
+    if half % step:
+        raise InvariantViolated(f"{half} rows of a gate end within a panel of {step}")
     parts = []
     for first in (0, half):
         data = weights.matrix.data[first // step : (first + half) // step]

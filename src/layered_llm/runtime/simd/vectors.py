@@ -25,8 +25,8 @@ F32_BYTES: Final = 4
 
 _LOCALITIES: Final = {1: 3, 2: 2}
 """What LLVM calls the caches."""
-_QUAD: Final = 4
 _FEW_REGISTERS: Final = 16
+"""Without AVX-512."""
 _FOLDED_LANES: Final = 8
 """What the last sums of a vector are made of, however wide it is."""
 _LARGEST_HALF: Final = 65_504.0
@@ -45,6 +45,10 @@ class VectorModule:
     @property
     def vector_bytes(self) -> int:
         return F32_BYTES * self.lanes
+
+    @property
+    def has_few_registers(self) -> bool:
+        return self.registers <= _FEW_REGISTERS
 
     def define(self, name: str, emit: "VectorKernel", parameters: int, *, exported: bool = False) -> Function:
         """Generates the function `name` of the code that `emit` emits."""
@@ -132,7 +136,7 @@ class Vectors:
         return Vector(self, self._load(address, self.kind))
 
     def store(self, address: Int, value: Vector) -> None:
-        self.builder.store(value.value, self.emitter.pointer(address), align=1)
+        self._store(address, value.value)
 
     def load_halfs(self, address: Int) -> Vector:
         """Fp16 numbers."""
@@ -142,7 +146,7 @@ class Vectors:
         """Rounded to the nearest fp16 numbers that are finite; what is not a number stays none."""
         largest, lowest = self.constant(_LARGEST_HALF), self.constant(-_LARGEST_HALF)
         bounded = self.minimum(largest, self.maximum(lowest, value))
-        self.builder.store(self.builder.fptrunc(bounded.value, self.lanes_of(HALF)), self.emitter.pointer(address), align=1)
+        self._store(address, self.builder.fptrunc(bounded.value, self.lanes_of(HALF)))
 
     def load_bfloats(self, address: Int) -> Vector:
         """Bf16 numbers: the upper halves of fp32 ones."""
@@ -165,7 +169,7 @@ class Vectors:
         takes them for the same, and chooses the first one for fp32 numbers.
         """
         function = ir.FunctionType(self.lanes_of(I32), [ir.PointerType()])
-        constraints = f"={'x' if self.module.registers == _FEW_REGISTERS else 'v'},p,~{{memory}}"
+        constraints = f"={'x' if self.module.has_few_registers else 'v'},p,~{{memory}}"
         pointer = self.emitter.pointer(address)
         words = self.builder.asm(function, "vpbroadcastd $1, $0", constraints, [pointer], side_effect=True)
         return Vector(self, self.builder.bitcast(words, self.kind))
@@ -173,7 +177,7 @@ class Vectors:
     def widen(self, source: Int, target: Int, count: int) -> None:
         """Writes `count` fp16 numbers as fp32."""
         wide = self.builder.fpext(self._load(source, self.lanes_of(HALF, count)), self.lanes_of(F32, count))
-        self.builder.store(wide, self.emitter.pointer(target), align=1)
+        self._store(target, wide)
 
     def load_words(self, address: Int) -> Any:
         """A vector of 32 bits each."""
@@ -246,18 +250,18 @@ class Vectors:
 
     def store_quad(self, address: Int, value: Any) -> None:
         """4 numbers, as `sums` gives them."""
-        self.builder.store(value, self.emitter.pointer(address), align=1)
+        self._store(address, value)
 
     def add_lanes(self, address: Int, quad: Any, lanes: range, continues: Int) -> None:
         """Adds these of 4 numbers to those at `address`; if `continues` is 0, to zeros."""
         kind = self.lanes_of(F32, len(lanes))
         zeros = ir.Constant(kind, [0.0] * len(lanes))
         begun = self.builder.select(continues.differs(0).value, self._load(address, kind), zeros)
-        self.store_quad(address, self.builder.fadd(begun, self._shuffled(quad, quad, lanes)))
+        self._store(address, self.builder.fadd(begun, self._shuffled(quad, quad, lanes)))
 
     def store_lane(self, address: Int, x: Vector) -> None:
         """The first of the numbers."""
-        self.builder.store(self._first(x.value), self.emitter.pointer(address), align=1)
+        self._store(address, self._first(x.value))
 
     def root(self, x: Vector) -> Vector:
         return self._called("sqrt", x)
@@ -293,6 +297,9 @@ class Vectors:
 
     def _load(self, address: Int, kind: Any) -> Any:
         return self.builder.load(self.emitter.pointer(address), typ=kind, align=1)
+
+    def _store(self, address: Int, value: Any) -> None:
+        self.builder.store(value, self.emitter.pointer(address), align=1)
 
     def _first(self, value: Any) -> Any:
         return self.builder.extract_element(value, I32(0))
