@@ -19,8 +19,8 @@ from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, Vec
 from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, PanelUnits, read_lanes, unit_bytes
 
 _PREFETCH_BYTES: Final = 2048
-"""How far ahead of their use weights are asked for: the hardware begins anew at each page, and does not follow several streams of
-short rows."""
+"""How far ahead of their use weights are asked for: the hardware begins anew at each page, and does not follow several streams
+of short rows."""
 _QUAD: Final = 4
 
 

@@ -34,8 +34,8 @@ _DIRECT_FEW: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 2
 _DIRECT_MANY: Final[Mapping[int, int]] = MappingProxyType({1: 4, 2: 4, 3: 4, 4: 4, 5: 4, 6: 2, 7: 2, 8: 2})
 """The same with 32 registers. As in the other, tiles are as large parts of a panel as each other."""
 _DIRECT_ROWS: Final[Mapping[int, int]] = MappingProxyType({1: 1, 2: 1, 3: 1, 4: 1, 5: 4, 6: 3, 7: 2, 8: 2})
-"""The same of rows that lie by themselves, with wide vectors. Few tokens wait for memory: of one row at a time, the hardware reads ahead by itself, which
-was measured to be a quarter faster."""
+"""The same of rows that lie by themselves, with wide vectors. Few tokens wait for memory: of one row at a time, the hardware
+reads ahead by itself, which was measured to be a quarter faster."""
 _DIRECT_ROUNDS: Final = 3
 """How often expanding weights in registers costs less than expanding them into the scratch once."""
 
