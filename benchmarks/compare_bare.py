@@ -221,8 +221,10 @@ class Rounds:
                 read_bytes=weight_bytes + case.tokens * self.plan.context_tokens * kv_bytes,
                 flops=FLOPS_OF_WEIGHT * (shape.layer_weights + shape.head_weights) * case.tokens,
             )
-        pairs = case.tokens * (case.tokens + 1) // 2 * shape.layers * shape.heads * shape.head_size
-        flops = FLOPS_OF_WEIGHT * (shape.layer_weights * case.tokens + shape.head_weights + 2 * pairs)
+        pairs = case.tokens * (case.tokens + 1) // 2 * (shape.layers - 1) + case.tokens
+        attended = 2 * pairs * shape.heads * shape.head_size
+        weights = shape.layer_weights * case.tokens - shape.unread_weights * (case.tokens - 1) + shape.head_weights
+        flops = FLOPS_OF_WEIGHT * (weights + attended)
         return Work(tokens=case.tokens, read_bytes=weight_bytes, flops=flops)
 
 

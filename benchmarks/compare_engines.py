@@ -86,6 +86,11 @@ class ModelShape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
+    def unread_weights(self) -> int:
+        """Of the last layer: a token without logits needs nothing of it but its keys and values."""
+        return self.layer_weights // self.layers - 2 * self.hidden * self.head_size * self.kv_heads
+
+    @property
     def head_weights(self) -> int:
         return self.hidden * self.vocabulary
 

@@ -119,11 +119,13 @@ def limits(machine: Rates, config: ModelConfig, file_bytes: int, name: str) -> d
     attention = config.hidden_size * 2 * (config.query_size + config.kv_size)
     layers = config.layers * (attention + 3 * config.hidden_size * config.intermediate_size)
     head = config.hidden_size * config.vocabulary_size
+    unread = layers // config.layers - 2 * config.hidden_size * config.kv_size  # of the last layer, by tokens without logits
     weights = file_bytes if variant.weight_bytes is None else variant.weight_bytes * (layers + head)
     kv = 2 * config.layers * config.kv_size * variant.kv_bytes * CONTEXT_TOKENS
 
     def rate(tokens: int, heads: int, contexts: int) -> float:
-        read, flops = weights + contexts * kv, FLOPS_OF_WEIGHT * (tokens * layers + heads * head)
+        read = weights + contexts * kv
+        flops = FLOPS_OF_WEIGHT * (tokens * layers - (tokens - heads) * unread + heads * head)
         return limit_tokens_per_s(Work(tokens=tokens, read_bytes=round(read), flops=flops), machine)
 
     decodes = {f"decode {batch}": rate(batch, batch, batch) for batch in BATCHES}
