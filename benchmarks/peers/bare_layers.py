@@ -1,6 +1,7 @@
 """Logits of every token of a prompt, straight from what executes the layers, without device and sampling."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +17,13 @@ from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
+from layered_llm.runtime.panels import in_panels
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.decoder import SimdDecoder
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
+from layered_llm.runtime.simd.memory_blocks import HugePages
 from layered_llm.runtime.simd.support import find_support
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
@@ -34,10 +37,9 @@ _GREEDY: Final = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_
 def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, StepModel]]:
     """Each that can execute the model on this machine, with its name and a cache for one prompt."""
     files = read_model(checkpoint)
-    reader = CheckpointReader.of(files.tensors(), dtype="auto")
+    pages, machine = _pages(prompt_tokens), find_support(files.config)
+    reader = CheckpointReader.of(files.tensors(), dtype="auto", arrange=partial(in_panels, room=HugePages(None).take))
     weights = builder_of(files.config.architecture)(files.config, reader)
-    pages = _pages(prompt_tokens)
-    machine = find_support(files.config)
     if isinstance(machine, Machine):
         yield "our kernels", _kernels(weights, pages, machine)
     cache = KvCache.allocate(files.config, pages=pages, page_size_tokens=PAGE_TOKENS)

@@ -127,6 +127,8 @@ BROKEN = {
     r"tensor t of shape \[33\] has no whole Q8_0 blocks of 32": header(tensors=1) + tensor(b"t", 33, kind=8),
     r"tensor t of shape \[0\] has no": header(tensors=1) + tensor(b"t", 0),
     "tensor t ends at byte 68, but the file at 67; it is cut off": header(tensors=1) + tensor(b"t", 1) + bytes(10),
+    "tensor t begins at 33, which is no multiple of the file's 32": header(tensors=1) + tensor(b"t", 1, offset=33) + bytes(99),
+    "tensor u begins within tensor t": header(tensors=2) + tensor(b"u", 1, offset=32) + tensor(b"t", 9) + bytes(99),
     r"tensor u ends at byte \d{39,}, but the file at": header(tensors=1) + tensor(b"u", HUGE, HUGE) + bytes(64),
 }
 

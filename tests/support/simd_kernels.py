@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
+from layered_llm.runtime.panels import Matrix, in_panels
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
 from layered_llm.runtime.simd.emitter import CodeModule, Function
@@ -93,7 +93,7 @@ def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: i
 
 def arranged(matrix: WeightMatrix) -> Matrix:
     """As the kernels read it."""
-    return PanelMatrix.of(matrix, lambda count: np.empty(count, np.uint8)) if has_panels(matrix.format) else matrix
+    return in_panels(matrix, lambda count: np.empty(count, np.uint8))
 
 
 def multiply(lanes: int, x: Float32s, matrix: WeightMatrix, registers: int | None = None) -> Float32s:

@@ -53,6 +53,7 @@ def open_stream(client: RawClient) -> None:
     [
         ("python", signal.SIGTERM),
         ("python", signal.SIGINT),
+        ("python", signal.SIGHUP),
         ("hypercorn", signal.SIGTERM),
         ("hypercorn-w2", signal.SIGINT),
         ("hypercorn-w2", signal.SIGTERM),

@@ -13,6 +13,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -275,13 +276,23 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
             raise _Malformed(f"tensor {name} has {dimensions} dimensions")
         shape = tuple(reversed([cursor.u64() for _ in range(dimensions)]))
         entries[name] = (_tensor_type(name, cursor.u32()), shape, cursor.u64())
+        if entries[name][-1] % alignment:
+            raise _Malformed(f"tensor {name} begins at {entries[name][-1]}, which is no multiple of the file's {alignment}")
     data_begin = -(-cursor.position // alignment) * alignment
     placed = {name: _placed(name, kind, shape, data_begin + offset) for name, (kind, shape, offset) in entries.items()}
     for name, tensor in placed.items():
         end, file_bytes = tensor.begin + tensor.size_bytes, len(cursor.data)
         if end > file_bytes:
             raise _Malformed(f"tensor {name} ends at byte {end}, but the file at {file_bytes}; it is cut off, or broken")
+    _refuse_overlaps(placed)
     return placed
+
+
+def _refuse_overlaps(tensors: Mapping[str, GgufTensor]) -> None:
+    in_order = sorted(tensors, key=lambda name: tensors[name].begin)
+    for name, behind in pairwise(in_order):
+        if tensors[name].begin + tensors[name].size_bytes > tensors[behind].begin:
+            raise _Malformed(f"tensor {behind} begins within tensor {name}")
 
 
 def _tensor_type(name: str, number: int) -> TensorType:

@@ -96,6 +96,11 @@ class PanelMatrix:
 Matrix = WeightMatrix | PanelMatrix
 
 
+def in_panels(matrix: WeightMatrix, room: Callable[[int], Bytes]) -> Matrix:
+    """A matrix as the generated kernels read it; a copy, in memory that `room` gives, where its format has blocks."""
+    return PanelMatrix.of(matrix, room) if has_panels(matrix.format) else matrix
+
+
 def has_panels(weight_format: WeightFormat) -> bool:
     """Whether the format has blocks, and so is laid out in panels for the generated kernels."""
     return weight_format.block_columns > 1

@@ -5,6 +5,7 @@ Must not know: links, how steps are executed.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, assert_never
 
 import torch
@@ -14,13 +15,12 @@ from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
-from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
-from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
+from layered_llm.runtime.panels import in_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
@@ -52,9 +52,8 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     files = read_model(options.model)
     config = files.config
     build, machine = builder_of(config.architecture), _find_machine(options, config)
-    reader = CheckpointReader.of(
-        files.tensors(), dtype=options.dtype, arrange=as_it_is if machine is None else _in_panels(free_bytes)
-    )
+    arrange = as_it_is if machine is None else partial(in_panels, room=HugePages(free_bytes).take)
+    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=arrange)
     weights = build(config, reader)
     reader.finish()
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
@@ -103,11 +102,6 @@ def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | Non
             raise DeviceError(f"{wish} needs the generated kernels, which cannot be used: {found}")
     _LOG.info("torch executes the model, without generated kernels: %s", found)
     return None
-
-
-def _in_panels(free_bytes: int | None) -> Callable[[WeightMatrix], Matrix]:
-    memory = HugePages(free_bytes)
-    return lambda matrix: PanelMatrix.of(matrix, memory.take) if has_panels(matrix.format) else matrix
 
 
 def _simd_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine) -> tuple[StepModel, str]:

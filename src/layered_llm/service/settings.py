@@ -214,7 +214,7 @@ class Settings:
         choices=KV_DTYPES,
     )
     threads: int | None = _setting(
-        "threads of the CPU device (default: the cores that it may use)", default=None, group="runtime", low=1
+        "threads of the CPU device (default: the cores that it may use)", default=None, group="runtime", low=1, high=1024
     )
     kernels: str = _setting(
         "what computes on the CPU: simd, machine code generated for this processor; torch; auto: simd where it can be used",

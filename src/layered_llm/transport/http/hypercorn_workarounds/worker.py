@@ -129,8 +129,12 @@ async def serve_observed(
 
 
 async def wait_for_stop_signal() -> None:
-    """Returns at the first SIGTERM or SIGINT; a second one acts as it did before, and so ends a stuck process."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Returns at the first SIGTERM, SIGINT or SIGHUP; a second one acts as it did before, and so ends a stuck process.
+
+    A terminal that is closed sends SIGHUP; who started with `nohup` ignores it.
+    """
+    hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hang_up) as signals:
         async for _ in signals:
             return
 
