@@ -2,8 +2,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,23 @@ def open_stream(client: RawClient) -> None:
     client.read_until(b'"text"', count=3)
 
 
+@contextmanager
+def hang_up(handler: signal.Handlers) -> Iterator[None]:
+    """What is started here does this at SIGHUP until it says otherwise."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_server_that_nohup_starts_outlives_its_terminal(model: Path) -> None:
+    with hang_up(signal.SIG_IGN), python_server(scripted(model)) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert 200 == server.health()
+        assert 0 == server.stop(signal.SIGTERM, STOP_S)
+
+
 @pytest.mark.parametrize(
     ("launcher", "number"),
     [
@@ -60,7 +77,11 @@ def open_stream(client: RawClient) -> None:
     ],
 )
 def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: str, number: signal.Signals, model: Path) -> None:
-    with LAUNCHERS[launcher](scripted(model, **SLOW)) as server, raw_client(server.port) as client:
+    with (
+        hang_up(signal.SIG_DFL),
+        LAUNCHERS[launcher](scripted(model, **SLOW)) as server,
+        raw_client(server.port) as client,
+    ):
         open_stream(client)
         code = server.stop(number, STOP_S)
         received = client.read_to_end()
