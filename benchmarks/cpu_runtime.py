@@ -20,6 +20,7 @@ from typing import Any, Final
 import attrs
 import trio
 from benchmarks.compare_bare import FLOPS_OF_WEIGHT, Rates, Work, limit_tokens_per_s, median_rates, turned
+from benchmarks.compare_engines import ModelShape
 from benchmarks.json_file import write_json
 from benchmarks.machine import this_machine
 from benchmarks.peers.own_engine import Own
@@ -116,16 +117,22 @@ def _prompt(generator: random.Random, tokens: int) -> list[int]:
 def limits(machine: Rates, config: ModelConfig, file_bytes: int, name: str) -> dict[str, float]:
     """Tokens per second that the machine allows."""
     variant = VARIANTS[name]
-    attention = config.hidden_size * 2 * (config.query_size + config.kv_size)
-    layers = config.layers * (attention + 3 * config.hidden_size * config.intermediate_size)
-    head = config.hidden_size * config.vocabulary_size
-    unread = layers // config.layers - 2 * config.hidden_size * config.kv_size  # of the last layer, by tokens without logits
+    shape = ModelShape(
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_size=config.head_dim,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        vocabulary=config.vocabulary_size,
+    )
+    layers, head = shape.layer_weights, shape.head_weights
     weights = file_bytes if variant.weight_bytes is None else variant.weight_bytes * (layers + head)
-    kv = 2 * config.layers * config.kv_size * variant.kv_bytes * CONTEXT_TOKENS
+    kv = shape.kv_items_per_token * variant.kv_bytes * CONTEXT_TOKENS
 
     def rate(tokens: int, heads: int, contexts: int) -> float:
         read = weights + contexts * kv
-        flops = FLOPS_OF_WEIGHT * (tokens * layers - (tokens - heads) * unread + heads * head)
+        flops = FLOPS_OF_WEIGHT * (tokens * layers - (tokens - heads) * shape.unread_weights + heads * head)
         return limit_tokens_per_s(Work(tokens=tokens, read_bytes=round(read), flops=flops), machine)
 
     decodes = {f"decode {batch}": rate(batch, batch, batch) for batch in BATCHES}

@@ -22,7 +22,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import Bytes, Float32s, WeightFormat, WeightMatrix
 
 PANEL_ROWS: Final = 4
-_SCALE_BYTES: Final = 2
+SCALE_BYTES: Final = 2
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -83,12 +83,12 @@ class PanelMatrix:
 
     def _parts(self, panels: Bytes) -> tuple[Bytes, Bytes]:
         """Views of the scales and of the codes: [panels, units, rows, bytes of a block]."""
-        scale_bytes = scales_of(self.format) * _SCALE_BYTES
+        scale_bytes = scales_of(self.format) * SCALE_BYTES
         shape = (len(panels), self._units, PANEL_ROWS)
         units = panels.reshape(*shape[:2], PANEL_ROWS * self.format.block_bytes)
         scales, codes = np.split(units, [PANEL_ROWS * scale_bytes], axis=-1)
         code_bytes = self.format.block_bytes - scale_bytes
-        if is_nibbles(self.format):
+        if _is_nibbles(self.format):
             codes = codes.reshape(*shape[:2], code_bytes, PANEL_ROWS).swapaxes(2, 3)
         return scales.reshape(*shape, scale_bytes), codes.reshape(*shape, code_bytes)
 
@@ -117,6 +117,6 @@ def scales_of(weight_format: WeightFormat) -> int:
             raise InvariantViolated(f"{weight_format.label} has no blocks")
 
 
-def is_nibbles(weight_format: WeightFormat) -> bool:
+def _is_nibbles(weight_format: WeightFormat) -> bool:
     """Whether a byte of a block has two codes."""
     return weight_format in {WeightFormat.Q4_0, WeightFormat.Q4_1}

@@ -9,7 +9,6 @@ That holds for small pages alone. numpy asks for huge ones, and each layer has a
 would clear 2 MiB in each layer, 60 MB of the default model's, in place of the 0.7 MB that its page takes.
 """
 
-import contextlib
 import math
 import mmap
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.runtime.model_config import ModelConfig
-from layered_llm.runtime.simd.memory_blocks import address_of
+from layered_llm.runtime.simd.memory_blocks import address_of, mapped
 
 
 @attrs.frozen(eq=False)
@@ -32,8 +31,9 @@ class KvPool:
     def allocate(cls, config: ModelConfig, *, pages: int, page_size_tokens: int, dtype: str) -> "KvPool":
         """`dtype` is float32 or float16. Raises MemoryError where the address space cannot hold it."""
         shape = (config.layers, pages, config.kv_heads, 2, page_size_tokens, config.head_dim)
-        memory = _small_pages(math.prod(shape) * np.dtype(dtype).itemsize)
-        return cls(np.frombuffer(memory, np.dtype(dtype)).reshape(shape))
+        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = mapped(size_bytes, mmap.MADV_NOHUGEPAGE, f"a KV pool of {size_bytes} bytes")
+        return cls(memory.view(dtype).reshape(shape))
 
     @property
     def address(self) -> int:
@@ -51,14 +51,3 @@ class KvPool:
     def page_size_tokens(self) -> int:
         size: int = self._numbers.shape[4]
         return size
-
-
-def _small_pages(size_bytes: int) -> mmap.mmap:
-    """Zeros. Raises MemoryError."""
-    try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"a KV pool of {size_bytes} bytes cannot be mapped: {error}") from error
-    with contextlib.suppress(OSError):  # a system without huge pages knows no such advice, and needs none
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory

@@ -91,16 +91,21 @@ class HugePages:
         if self._most_bytes is not None and self._taken_bytes > self._most_bytes:
             raise MemoryError(f"the weights take more than the {self._most_bytes / _GIB:.1f} GiB of memory that are free")
         if whole > len(self._room):
-            self._room = _huge_pages(max(whole, _ROOM_BYTES))
+            self._room = _weight_room(max(whole, _ROOM_BYTES))
         taken, self._room = self._room[:size_bytes], self._room[whole:]
         return taken
 
 
-def _huge_pages(size_bytes: int) -> Bytes:
+def _weight_room(size_bytes: int) -> Bytes:
+    return mapped(size_bytes, mmap.MADV_HUGEPAGE, f"{size_bytes} bytes for weights")
+
+
+def mapped(size_bytes: int, advice: int, what: str) -> Bytes:
+    """Zeros that take memory when they are touched, in pages as advised. Raises MemoryError, which names `what`."""
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{size_bytes} bytes for weights cannot be mapped: {error}") from error
-    with contextlib.suppress(OSError):  # a system without huge pages knows no such advice
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{what} cannot be mapped: {error}") from error
+    with contextlib.suppress(OSError):  # a system without huge pages knows no such advice, and needs none
+        memory.madvise(advice)
     return np.frombuffer(memory, np.uint8)

@@ -7,6 +7,7 @@ ends in logits, only the tokens that have logits go on behind the last attention
 needed.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -84,38 +85,40 @@ class Stream:
         self.attended.set(words[Word.QUERIES])
 
 
+Run = Callable[..., None]
+"""Emits a phase with these arguments, and the barrier behind it."""
+
+
 def _define_layers(module: CodeModule, phases: Phases) -> Function:
     """All layers. Arguments: control, thread, tokens that are kept behind the last attention."""
 
     def emit(k: Emitter, control: Int, thread: Int, kept: Int) -> None:
         words = Words(k, control, thread)
-        phases.embed(control, thread)
-        words.barrier(module)
+
+        def run(phase: Function, *arguments: Int) -> None:
+            phase(control, thread, *arguments)
+            words.barrier(module)
+
+        run(phases.embed)
         stream, added = Stream.of_all(words), k.variable(0)
         with k.loop(0, words[Word.LAYERS]) as layer:
-            _emit_attention(module, words, phases, stream, layer, added.get())
+            row = words[Word.LAYER_TABLE] + layer * _LAYER_BYTES
+            kv = words[Word.KV_POOL] + layer * words[Word.KV_LAYER_BYTES]
+            _emit_attention(run, words, phases, stream, row, kv, added.get())
             with k.when((layer + 1).equals(words[Word.LAYERS]) & (kept < words[Word.TOKENS])):
-                phases.keep(control, thread)
-                words.barrier(module)
+                run(phases.keep)
                 stream.leave(words)
-            _emit_mlp(module, words, phases, stream, layer)
+            _emit_mlp(run, words, phases, stream, row)
             added.set(words[Word.ADDED])
         phases.add(control, thread, stream.x.get(), stream.tokens.get())
 
     return module.function("layers", emit, 3)
 
 
-def _emit_attention(module: CodeModule, words: Words, phases: Phases, stream: Stream, *arguments: Int) -> None:
-    """Up to what the tokens attend to."""
-    (layer, added), hidden, tokens = arguments, words[Word.HIDDEN], stream.tokens.get()
-    row = words[Word.LAYER_TABLE] + layer * _LAYER_BYTES
-    kv = words[Word.KV_POOL] + layer * words[Word.KV_LAYER_BYTES]
+def _emit_attention(run: Run, words: Words, phases: Phases, stream: Stream, *arguments: Int) -> None:
+    """Up to what the tokens attend to. Arguments: layer row, KV address of the layer, added (0: nothing)."""
+    (row, kv, added), hidden, tokens = arguments, words[Word.HIDDEN], stream.tokens.get()
     qkv_size = words.query_size + words[Word.KV_HEADS] * words[Word.HEAD_DIM] * 2
-
-    def run(phase: Function, *arguments: Int) -> None:
-        phase(words.control, words.thread, *arguments)
-        words.barrier(module)
-
     run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.ATTENTION_NORM))
     tasks = words.of_layer(row, LayerWord.QKV_TASKS, LayerWord.QKV_TASK_COUNT)
     run(phases.linear, tokens, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size)
@@ -123,15 +126,9 @@ def _emit_attention(module: CodeModule, words: Words, phases: Phases, stream: St
     run(phases.attend, kv)
 
 
-def _emit_mlp(module: CodeModule, words: Words, phases: Phases, stream: Stream, layer: Int) -> None:
+def _emit_mlp(run: Run, words: Words, phases: Phases, stream: Stream, row: Int) -> None:
     """From what the tokens attend to on."""
     hidden, tokens, added = words[Word.HIDDEN], stream.tokens.get(), words[Word.ADDED]
-    row = words[Word.LAYER_TABLE] + layer * _LAYER_BYTES
-
-    def run(phase: Function, *arguments: Int) -> None:
-        phase(words.control, words.thread, *arguments)
-        words.barrier(module)
-
     tasks = words.of_layer(row, LayerWord.OUTPUT_TASKS, LayerWord.OUTPUT_TASK_COUNT)
     run(phases.linear, tokens, *tasks, stream.attended.get(), words.query_size, added, hidden)
     run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.MLP_NORM))

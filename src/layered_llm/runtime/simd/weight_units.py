@@ -13,7 +13,7 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.panels import PANEL_ROWS, has_panels, scales_of
+from layered_llm.runtime.panels import PANEL_ROWS, SCALE_BYTES, has_panels, scales_of
 from layered_llm.runtime.simd.emitter import I32, Int
 from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
 
@@ -21,7 +21,6 @@ UNIT_COLUMNS: Final = 32
 """Weights of a row that are read together: a block of the quantized formats."""
 MAX_BLOCK_COLUMNS: Final = 1536
 """Columns that are read in one go: a task's rows of them, in fp32, are 196 KB, which stay in a second cache."""
-_SCALE_BYTES: Final = 2
 _CODES: Final = 16
 """That 4 bits can tell apart."""
 _NIBBLE_BITS: Final = 4
@@ -52,7 +51,7 @@ class PanelUnits:
         v.widen(self.at(unit), scales, count)
         row_bytes = count // PANEL_ROWS * F32_BYTES
         at = [scales + (first + row) * row_bytes for row in range(rows)]
-        codes = self.at(unit) + count * _SCALE_BYTES
+        codes = self.at(unit) + count * SCALE_BYTES
         match weight_format:
             case WeightFormat.Q8_0:
                 return [_scaled_bytes(v, codes + (first + row) * UNIT_COLUMNS, at[row]) for row in range(rows)]
