@@ -138,7 +138,9 @@ class AttentionKernels:
             _begin(v, item, scratch, queries)
             count = end.minimum(BLOCK_POSITIONS)
             self._look_up(v, item, v.emitter.integer(0), count, scratch.addresses)
+            values = item.page_size * item.head_dim * self.number_bytes
             self._ask_for(v, item, scratch.addresses, count)
+            self._ask_for(v, item, scratch.addresses, count, values)
             with v.emitter.loop(0, end, BLOCK_POSITIONS) as first:
                 block = _block(item, scratch, queries, first, end)
                 with v.emitter.when(block.next_count > 0):
@@ -176,8 +178,8 @@ class AttentionKernels:
         with k.loop(count, _rounded_up(count, _KEY_TILE)) as position:
             k.store_int(addresses + position * _ADDRESS_BYTES, key.get())
 
-    def _ask_for(self, v: Vectors, item: Item, addresses: Int, count: Int) -> None:
-        """Prefetches the first `count` keys at `addresses`, and their values.
+    def _ask_for(self, v: Vectors, item: Item, addresses: Int, count: Int, distance: Int | int = 0) -> None:
+        """Prefetches what lies `distance` behind the first `count` keys at `addresses`.
 
         Into the second cache: the first one is full of the block before.
         """
@@ -185,8 +187,7 @@ class AttentionKernels:
         with k.loop(0, count) as position:
             key = k.load_int(addresses + position * _ADDRESS_BYTES)
             with k.loop(0, key_bytes, LINE_BYTES) as line:
-                v.prefetch(key + line, cache=2)
-                v.prefetch(key + item.page_size * key_bytes + line, cache=2)
+                v.prefetch(key + distance + line, cache=2)
 
     def _score(self, v: Vectors, block: Block, tiles: dict[int, Function]) -> None:
         k, item, scratch = v.emitter, block.item, block.scratch
@@ -218,6 +219,8 @@ class AttentionKernels:
                 block.count,
                 scratch.sums + (first * item.head_dim + column) * F32_BYTES,
                 item.head_dim * F32_BYTES,
+                block.next_addresses,
+                first.equals(0).choose(block.next_count, 0),
             )
 
         def emit_columns(rows: int, first: Int) -> None:
@@ -251,17 +254,22 @@ class AttentionKernels:
     def _define_values(self, rows: int, vectors: int) -> Function:
         """Adds values times weights.
 
-        Arguments: weights, key addresses, distance from a key to its value, count, sums, stride of the sums.
+        Arguments: weights, key addresses, distance from a key to its value, count, sums, stride of the sums; addresses of the
+        next keys, and of how many of them the values are asked for meanwhile.
         """
 
         def emit(v: Vectors, *arguments: Int) -> None:
-            weights, addresses, distance, count, sums, stride = arguments
+            weights, addresses, distance, count, sums, stride, next_addresses, next_count = arguments
             k = v.emitter
             places = [[sums + stride * row + v.vector_bytes * part for part in range(vectors)] for row in range(rows)]
             totals = [[v.accumulator(v.load(place)) for place in row] for row in places]
             with k.loop(0, count) as position:
                 value = k.load_int(addresses + position * _ADDRESS_BYTES) + distance
                 numbers = [self._load(v, value + v.lanes * self.number_bytes * part) for part in range(vectors)]
+                with k.when(position < next_count):
+                    asked = k.load_int(next_addresses + position * _ADDRESS_BYTES) + distance
+                    for line in range(0, vectors * v.lanes * self.number_bytes, LINE_BYTES):
+                        v.prefetch(asked + line, cache=2)
                 for row, accumulators in enumerate(totals):
                     weight = v.splat(weights + _BLOCK_BYTES * row + position * F32_BYTES)
                     for accumulator, number in zip(accumulators, numbers, strict=True):
@@ -270,7 +278,7 @@ class AttentionKernels:
                 for target, accumulator in zip(targets, accumulators, strict=True):
                     v.store(target, accumulator.get())
 
-        return self.module.define(f"values_{self._suffix}_{rows}x{vectors}", emit, 6)
+        return self.module.define(f"values_{self._suffix}_{rows}x{vectors}", emit, 8)
 
 
 def _block(item: Item, scratch: Scratch, queries: Int, first: Int, end: Int) -> Block:
