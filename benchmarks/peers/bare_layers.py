@@ -28,7 +28,7 @@ from layered_llm.runtime.simd.support import find_support
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.weights import CheckpointReader, as_it_is
 
 PAGE_TOKENS: Final = 16
 _GREEDY: Final = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())
@@ -38,7 +38,8 @@ def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, Ste
     """Each that can execute the model on this machine, with its name and a cache for one prompt."""
     files = read_model(checkpoint)
     pages, machine = _pages(prompt_tokens), find_support(files.config)
-    reader = CheckpointReader.of(files.tensors(), dtype="auto", arrange=partial(in_panels, room=HugePages(None).take))
+    arrange = partial(in_panels, layout=machine.panels, room=HugePages(None).take) if isinstance(machine, Machine) else as_it_is
+    reader = CheckpointReader.of(files.tensors(), dtype="auto", arrange=arrange)
     weights = builder_of(files.config.architecture)(files.config, reader)
     if isinstance(machine, Machine):
         yield "our kernels", _kernels(weights, pages, machine)

@@ -25,8 +25,10 @@ class PeakLoops:
         machine, has_fma = _processor()
         self.flops_per_turn: Final = 2 * machine.lanes * MULTIPLY_CHAINS
         code = CodeModule.create()
-        _define_multiply(VectorModule(code=code, lanes=machine.lanes, registers=machine.registers), has_fma=has_fma)
-        _define_read(VectorModule(code=code, lanes=READ_LANES, registers=machine.registers))
+        _define_multiply(
+            VectorModule(code=code, lanes=machine.lanes, registers=machine.registers, has_byte_products=False), has_fma=has_fma
+        )
+        _define_read(VectorModule(code=code, lanes=READ_LANES, registers=machine.registers, has_byte_products=False))
         self._library, addresses = link(compile_module(code, machine), ("multiply", "read"), machine)
         self._multiply = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["multiply"])
         self._read = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(addresses["read"])
@@ -45,7 +47,9 @@ def _processor() -> tuple[Machine, bool]:
     """This one, and whether it multiplies and adds in one operation; where LLVM lists no such feature, all processors do."""
     features = binding.get_host_cpu_features()
     lanes = 16 if features.get("avx512f") else 8 if features.get("avx") else 4
-    machine = Machine(processor=binding.get_host_cpu_name(), features=features.flatten(), lanes=lanes, registers=16)
+    machine = Machine(
+        processor=binding.get_host_cpu_name(), features=features.flatten(), lanes=lanes, registers=16, has_byte_products=False
+    )
     return machine, features.get("fma", True)
 
 

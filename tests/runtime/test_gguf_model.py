@@ -3,12 +3,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from layered_llm.runtime import torch_opening
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.gguf_model import GgufModel
 from layered_llm.runtime.matrices import WeightFormat
@@ -18,6 +20,7 @@ from support.gguf_models import random_model, write_gguf
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, reference_logits
 from support.runtime_options import make_options
+from support.simd_kernels import KINDS, Kind, this_machine
 
 PROMPT = [5, 9, 100, 3, 77, 64, 1, 120, 33, 33, 2, 90]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -25,6 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama-tied": {"tie_word_embeddings": True},
     "llama-no-groups": {"num_key_value_heads": 4},
     "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-head-32": {"head_dim": 32},
     "llama-head-80": {"head_dim": 80},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
@@ -57,6 +61,28 @@ def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path:
 @pytest.mark.parametrize("kind", BLOCKS_OF_32, ids=lambda kind: kind.name)
 def test_logits_of_every_type_are_those_of_its_own_numbers(kind: Type, tmp_path: Path) -> None:
     model = make(tmp_path / "m.gguf", "llama", kind)
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+MATRICES = {
+    "attention": [f"blk.{layer}.attn_{name}.weight" for layer in range(2) for name in "qkv"],
+    "output": ["blk.0.attn_output.weight", "blk.1.attn_output.weight"],
+    "gate and up": [f"blk.{layer}.ffn_{name}.weight" for layer in range(2) for name in ("gate", "up")],
+    "down": ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"],
+    "head": ["output.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("names", MATRICES.values(), ids=MATRICES)
+@pytest.mark.parametrize("types", [(Type.F16, Type.Q4_0), (Type.Q8_0, Type.F32)], ids=["F16 of Q4_0", "Q8_0 of F32"])
+def test_any_matrix_may_have_blocks_beside_others_without(
+    names: list[str], types: tuple[Type, Type], kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, others = types
+    machine = attrs.evolve(this_machine(), **attrs.asdict(kind))
+    monkeypatch.setattr(torch_opening, "find_support", lambda config: machine)
+    model = make(tmp_path / "m.gguf", "llama-head-32", others, kinds=dict.fromkeys(names, one))
     assert_same_logits(tmp_path / "m.gguf", model)
 
 

@@ -9,6 +9,7 @@ import pytest
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import LinearWeights
 from layered_llm.runtime.matrices import Float32s, WeightFormat
+from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.control import TASK_ROWS, Command, TaskWord, Word
 from layered_llm.runtime.simd.crew import Crew
@@ -122,21 +123,37 @@ def test_weights_that_do_not_lie_in_panels_are_refused() -> None:
         tasks_of(matrix)
 
 
-def test_tasks_begin_with_the_panels_of_their_rows() -> None:
-    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q4_1, 70, 64))
+@pytest.mark.parametrize(("layout", "panels"), [(FLOAT_PANELS, [0, 8, 16]), (byte_panels(16), [0, 2, 4])])
+def test_tasks_begin_with_the_panels_of_their_rows(layout: PanelLayout, panels: list[int]) -> None:
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q4_1, 70, 64), layout)
     tasks = tasks_of(matrix)
-    assert [0, 8, 16] == [(at - address_of(matrix.data)) // matrix.data.shape[1] for at in tasks[:, TaskWord.WEIGHTS].tolist()]
+    assert panels == [(at - address_of(matrix.data)) // matrix.data.shape[1] for at in tasks[:, TaskWord.WEIGHTS].tolist()]
     assert [32, 32, 6] == tasks[:, TaskWord.ROWS].tolist()
 
 
+@pytest.mark.parametrize(
+    ("weight_format", "layout", "takes_digits"),
+    [
+        (WeightFormat.Q8_0, byte_panels(16), True),
+        (WeightFormat.Q8_0, FLOAT_PANELS, False),
+        (WeightFormat.F16, byte_panels(16), False),
+    ],
+)
+def test_only_panels_for_bytes_are_multiplied_with_digits(
+    weight_format: WeightFormat, layout: PanelLayout, takes_digits: bool
+) -> None:
+    tasks = tasks_of(arranged(random_matrix(np.random.default_rng(0), weight_format, 40, 64), layout))
+    assert [takes_digits] * 2 == tasks[:, TaskWord.TAKES_DIGITS].tolist()
+
+
 def test_a_gate_and_the_up_projection_are_cut_alike() -> None:
-    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 80, 32))
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 80, 32), FLOAT_PANELS)
     tasks = gate_up_tasks(LinearWeights(matrix=matrix, bias=None))
     panels = (tasks[:, TaskWord.WEIGHTS] - address_of(matrix.data)) // matrix.data.shape[1]
     assert [(0, 32), (10, 32), (8, 8), (18, 8)] == list(zip(panels.tolist(), tasks[:, TaskWord.ROWS].tolist(), strict=True))
 
 
 def test_a_gate_that_ends_within_a_panel_is_refused() -> None:
-    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 12, 32))
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 12, 32), FLOAT_PANELS)
     with pytest.raises(InvariantViolated, match="6 rows of a gate"):
         gate_up_tasks(LinearWeights(matrix=matrix, bias=None))

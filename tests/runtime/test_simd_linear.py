@@ -3,7 +3,7 @@ import pytest
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.linear import scratch_floats
-from support.simd_kernels import LANES, VECTORS, arranged, kernels, multiply, random_matrix
+from support.simd_kernels import KINDS, Kind, arranged, kernels_for, multiply, prepared, random_matrix
 from support.walls import before_a_wall
 
 FORMATS = list(WeightFormat)
@@ -19,31 +19,27 @@ TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
         if columns % weight_format.block_columns == 0
     ],
 )
-@pytest.mark.parametrize(("lanes", "registers"), VECTORS)
-def test_a_product_is_that_of_the_expanded_weights(
-    weight_format: WeightFormat, rows: int, columns: int, lanes: int, registers: int
-) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_product_is_that_of_the_expanded_weights(weight_format: WeightFormat, rows: int, columns: int, kind: Kind) -> None:
     rng = np.random.default_rng(rows)
     matrix = random_matrix(rng, weight_format, rows, columns)
     for tokens in TOKENS:
         x = rng.normal(0, 1, (tokens, columns)).astype(np.float32)
         weights = matrix.dequantized().astype(np.float64)
         bound = 4e-7 * np.sqrt(columns) * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
-        assert (np.abs(multiply(lanes, x, matrix, registers) - x.astype(np.float64) @ weights.T) <= bound).all()
+        assert (np.abs(multiply(kind, x, matrix) - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
-@pytest.mark.parametrize(("lanes", "registers"), VECTORS)
-def test_a_tokens_products_never_depend_on_the_tokens_beside_it(
-    weight_format: WeightFormat, lanes: int, registers: int
-) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_tokens_products_never_depend_on_the_tokens_beside_it(weight_format: WeightFormat, kind: Kind) -> None:
     rng = np.random.default_rng(1)
     columns = 1632 if weight_format.block_columns > 1 else 1648
     matrix = random_matrix(rng, weight_format, 25, columns)
     x = rng.normal(0, 1, (31, columns)).astype(np.float32)
-    alone = np.concatenate([multiply(lanes, row[None], matrix, registers) for row in x])
+    alone = np.concatenate([multiply(kind, row[None], matrix) for row in x])
     for tokens in TOKENS:
-        assert alone[:tokens].tobytes() == multiply(lanes, x[:tokens], matrix, registers).tobytes()
+        assert alone[:tokens].tobytes() == multiply(kind, x[:tokens], matrix).tobytes()
 
 
 @pytest.mark.parametrize("columns", [8, 40, 648])
@@ -52,17 +48,17 @@ def test_narrow_vectors_take_columns_that_fill_no_wide_one(columns: int) -> None
     matrix = random_matrix(rng, WeightFormat.F16, 5, columns)
     x = rng.normal(0, 1, (26, columns)).astype(np.float32)
     expected = x.astype(np.float64) @ matrix.dequantized().astype(np.float64).T
-    np.testing.assert_allclose(multiply(8, x, matrix), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(multiply(Kind(8, 16), x, matrix), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("columns", [32, 1536, 1568])
-def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, lanes: int) -> None:
+def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, kind: Kind) -> None:
     matrix = random_matrix(np.random.default_rng(columns), weight_format, 6, columns)
-    weights, expanded = arranged(matrix).data, np.empty((6, columns), np.float32)
+    weights, expanded = arranged(matrix, kind.panels).data, np.empty((6, columns), np.float32)
     for number, row in enumerate(expanded):
-        kernels(lanes)(f"expand_{weight_format.label}", weights, weights.strides[0], number, columns, row)
+        kernels_for(kind)(f"expand_{weight_format.label}", weights, weights.strides[0], number, columns, row)
     assert matrix.dequantized().tobytes() == expanded.tobytes()
 
 
@@ -74,24 +70,25 @@ def test_weights_may_lie_at_any_address() -> None:
     shifted[:] = matrix.data
     x = rng.normal(0, 1, (2, 64)).astype(np.float32)
     y = np.empty((2, 4), np.float32)
-    kernels(8)("linear_F32", x, 256, shifted, 256, 64, y, 16, 2, 4, 0)
-    assert multiply(8, x, matrix).tobytes() == y.tobytes()
+    kernels_for(Kind(8, 16))("linear_F32", x, 256, shifted, 256, 64, y, 16, 2, 4, 0)
+    assert multiply(Kind(8, 16), x, matrix).tobytes() == y.tobytes()
 
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [7, 8])
-def test_nothing_behind_the_operands_is_touched(weight_format: WeightFormat, lanes: int, rows: int) -> None:
+def test_nothing_behind_the_operands_is_touched(weight_format: WeightFormat, kind: Kind, rows: int) -> None:
     rng = np.random.default_rng(rows)
     matrix = random_matrix(rng, weight_format, rows, 96)
-    weights = before_a_wall(arranged(matrix).data)
+    weights = before_a_wall(arranged(matrix, kind.panels).data)
     for tokens in (1, 2, 5, 6, 8, 31):
-        x = before_a_wall(rng.normal(0, 1, (tokens, 96)).astype(np.float32))
+        x = rng.normal(0, 1, (tokens, 96)).astype(np.float32)
+        inputs = before_a_wall(prepared(kind, x, weight_format))
         y = before_a_wall(np.zeros((tokens, rows), np.float32))
         scratch = before_a_wall(np.empty(scratch_floats(rows, 96), np.float32))
-        operands = (x, x.strides[0], weights, weights.strides[0], 96, y, y.strides[0])
-        kernels(lanes)(f"linear_{weight_format.label}", *operands, tokens, rows, scratch)
-        assert multiply(lanes, x, matrix).tobytes() == y.tobytes()
+        operands = (inputs, x.strides[0], weights, weights.strides[0], 96, y, y.strides[0])
+        kernels_for(kind)(f"linear_{weight_format.label}", *operands, tokens, rows, scratch)
+        assert multiply(kind, x, matrix).tobytes() == y.tobytes()
     row = before_a_wall(np.empty(96, np.float32))
-    kernels(lanes)(f"expand_{weight_format.label}", weights, weights.strides[0], rows - 1, 96, row)
+    kernels_for(kind)(f"expand_{weight_format.label}", weights, weights.strides[0], rows - 1, 96, row)
     assert matrix.dequantized()[-1].tobytes() == row.tobytes()

@@ -1,5 +1,6 @@
 import pytest
 
+from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels
 from layered_llm.runtime.simd.machine import Machine, machine_of
 
 FEATURES = {"avx2": True, "fma": True, "f16c": True, "sse2": True}
@@ -16,6 +17,25 @@ def test_vectors_are_as_wide_as_the_machine_allows(features: dict[str, bool], la
     assert isinstance(machine, Machine)
     assert ("znver4", lanes, registers) == (machine.processor, machine.lanes, machine.registers)
     assert "+f16c,+fma,+sse2" in machine.features
+
+
+@pytest.mark.parametrize(
+    ("features", "has_byte_products"),
+    [
+        ({}, False),
+        ({"avxvnni": True}, True),
+        ({"avx512vnni": True}, False),
+        (WIDE, False),
+        (WIDE | {"avxvnni": True}, False),
+        (WIDE | {"avx512vnni": True}, True),
+    ],
+    ids=["AVX2", "AVX-VNNI", "its wide form alone", "AVX-512", "AVX-512 and AVX-VNNI", "AVX-512 VNNI"],
+)
+def test_bytes_are_multiplied_where_vectors_of_this_size_can(features: dict[str, bool], has_byte_products: bool) -> None:
+    machine = machine_of("znver4", FEATURES | features)
+    assert isinstance(machine, Machine)
+    assert has_byte_products == machine.has_byte_products
+    assert (FLOAT_PANELS, byte_panels(machine.lanes))[has_byte_products] == machine.panels
 
 
 @pytest.mark.parametrize("lacking", ["avx2", "fma", "f16c"])

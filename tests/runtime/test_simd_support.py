@@ -10,7 +10,7 @@ from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.support import machine_for
 from support.runtime_checkpoints import make_checkpoint
 
-WIDE = Machine(processor="znver4", features="", lanes=16, registers=32)
+WIDE = Machine(processor="znver4", features="", lanes=16, registers=32, has_byte_products=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,29 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     ],
 )
 def test_vectors_are_no_wider_than_the_models_sizes_fill(sizes: dict[str, Any], lanes: int, config: ModelConfig) -> None:
-    assert attrs.evolve(WIDE, lanes=lanes) == machine_for(attrs.evolve(config, **sizes), WIDE)
+    found = machine_for(attrs.evolve(config, **sizes), WIDE)
+    assert isinstance(found, Machine)
+    assert (attrs.evolve(WIDE, lanes=lanes)) == attrs.evolve(found, has_byte_products=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "has_byte_products"),
+    [
+        ({}, True),
+        ({"head_dim": 48}, True),
+        ({"head_dim": 48, "heads": 2}, False),
+        ({"head_dim": 16}, True),
+        ({"hidden_size": 80}, False),
+        ({"intermediate_size": 112}, False),
+    ],
+)
+@pytest.mark.parametrize("has_them", [True, False])
+def test_bytes_are_multiplied_where_whole_blocks_are_computed_at_once(
+    sizes: dict[str, Any], has_byte_products: bool, has_them: bool, config: ModelConfig
+) -> None:
+    found = machine_for(attrs.evolve(config, **sizes), attrs.evolve(WIDE, has_byte_products=has_them))
+    assert isinstance(found, Machine)
+    assert (has_byte_products and has_them) == found.has_byte_products
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from layered_llm.runtime.matrices import WeightFormat, WeightMatrix
-from layered_llm.runtime.panels import Matrix, PanelMatrix
+from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, PanelMatrix
 from layered_llm.runtime.safetensors_files import safetensors_of
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 from layered_llm.runtime.weights import CheckpointReader
@@ -104,7 +104,7 @@ def test_what_is_arranged_anew_is_forgotten_in_the_file(is_copied: bool, forgott
     stored = attrs.evolve(quantized(WeightFormat.Q4_1, rows=5), forget=lambda: told.append("a"))
 
     def arrange(matrix: WeightMatrix) -> Matrix:
-        return PanelMatrix.of(matrix, lambda count: np.zeros(count, np.uint8)) if is_copied else matrix
+        return PanelMatrix.of(matrix, FLOAT_PANELS, lambda count: np.zeros(count, np.uint8)) if is_copied else matrix
 
     matrix = CheckpointReader.of({"a": stored}, dtype="auto", arrange=arrange).matrix(["a"], [5], 32)
     assert (is_copied, forgotten) == (isinstance(matrix, PanelMatrix), told)

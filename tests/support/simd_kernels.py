@@ -8,9 +8,10 @@ import attrs
 import numpy as np
 
 from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.panels import Matrix, in_panels
+from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, PanelLayout, byte_panels, has_panels, in_panels
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
+from layered_llm.runtime.simd.digits import define_write_digits
 from layered_llm.runtime.simd.emitter import CodeModule, Function
 from layered_llm.runtime.simd.linear import LinearKernels, expand_row, scratch_floats
 from layered_llm.runtime.simd.machine import Machine, find_machine
@@ -40,22 +41,48 @@ def this_machine() -> Machine:
     return machine
 
 
+@attrs.frozen
+class Kind:
+    """What kernels are generated for."""
+
+    lanes: int
+    registers: int
+    has_byte_products: bool = False
+
+    @property
+    def panels(self) -> PanelLayout:
+        return byte_panels(self.lanes) if self.has_byte_products else FLOAT_PANELS
+
+    def __str__(self) -> str:
+        return f"{self.lanes} lanes, {self.registers} registers{', bytes' if self.has_byte_products else ''}"
+
+
 LANES = [8] if this_machine().lanes == 8 else [8, 16]
 """The sizes of vectors that this machine can compute with."""
-VECTORS = [(8, 16)] if this_machine().lanes == 8 else [(8, 16), (8, 32), (16, 32)]
-"""The same with the numbers of registers: models whose sizes fill no wide vector use narrow ones in 32."""
+_FLOAT_KINDS = [Kind(8, 16)] if this_machine().lanes == 8 else [Kind(8, 16), Kind(8, 32), Kind(16, 32)]
+"""Models whose sizes fill no wide vector use narrow ones in 32 registers."""
+_BYTE_KINDS = [attrs.evolve(kind, has_byte_products=True) for kind in _FLOAT_KINDS]
+KINDS = [*_FLOAT_KINDS, *_BYTE_KINDS] if this_machine().has_byte_products else _FLOAT_KINDS
+
+
+def kernels(lanes: int) -> KernelSet:
+    """Compiled for this machine with vectors of so many numbers, and as many registers as usual with them."""
+    return kernels_for(Kind(lanes, 2 * lanes))
 
 
 @functools.cache
-def kernels(lanes: int, registers: int | None = None) -> KernelSet:
-    """Compiled for this machine with vectors of so many numbers, and as many registers as usual with them."""
-    module = VectorModule(code=CodeModule.create(), lanes=lanes, registers=registers or 2 * lanes)
+def kernels_for(kind: Kind) -> KernelSet:
+    """Compiled for this machine."""
+    module = VectorModule(
+        code=CodeModule.create(), lanes=kind.lanes, registers=kind.registers, has_byte_products=kind.has_byte_products
+    )
     linear = LinearKernels(module=module)
     defined = [linear.define(weight_format) for weight_format in WeightFormat]
     for is_half in (False, True):
         defined += [AttentionKernels(module=module, is_half=is_half).define()]
         defined += [define_rotate(module, is_half=is_half), define_copy(module, is_half=is_half)]
     defined += [define_add_norm(module), define_gated(module), define_add_bias(module), _define_exp(module)]
+    defined += [define_write_digits(module)]
     defined += [_define_expand(module, weight_format) for weight_format in WeightFormat]
     for function in defined:
         function.function.linkage = ""
@@ -91,16 +118,26 @@ def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: i
     return WeightMatrix(format=weight_format, rows=rows, columns=columns, data=data.reshape(rows, -1))
 
 
-def arranged(matrix: WeightMatrix) -> Matrix:
-    """As the kernels read it."""
-    return in_panels(matrix, lambda count: np.empty(count, np.uint8))
+def arranged(matrix: WeightMatrix, layout: PanelLayout | None = None) -> Matrix:
+    """As the kernels read it, if no other layout is given those for this machine."""
+    return in_panels(matrix, layout or this_machine().panels, lambda count: np.empty(count, np.uint8))
 
 
-def multiply(lanes: int, x: Float32s, matrix: WeightMatrix, registers: int | None = None) -> Float32s:
+def prepared(kind: Kind, x: Float32s, weight_format: WeightFormat) -> Float32s:
+    """A copy of activations as kernels for weights of this format read them."""
+    result = x.copy()
+    if kind.has_byte_products and has_panels(weight_format):
+        for row in result:
+            kernels_for(kind)("write_digits", row, len(row))
+    return result
+
+
+def multiply(kind: Kind, x: Float32s, matrix: WeightMatrix) -> Float32s:
     """x W^T by the kernel."""
+    x = prepared(kind, x, matrix.format)
     y = np.full((len(x), matrix.rows), np.nan, np.float32)
     scratch = np.empty(scratch_floats(matrix.rows, matrix.columns), np.float32)
-    weights = arranged(matrix).data
+    weights = arranged(matrix, kind.panels).data
     operands = (x, x.strides[0], weights, weights.strides[0], matrix.columns, y, y.strides[0])
-    kernels(lanes, registers)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
+    kernels_for(kind)(f"linear_{matrix.format.label}", *operands, len(x), matrix.rows, scratch)
     return y

@@ -2,27 +2,59 @@
 
 Must not know: how they are computed with, models, where the memory comes from.
 
-A panel is `PANEL_ROWS` rows, the last one filled up with zeros. It has a unit for each block of columns:
+A panel is as many rows as its layout says, the last one filled up with zeros. It has a unit for each block of columns:
 
-    fp16 scales   of the first row's block, then the second's … (Q4_1: scale and lowest number of each)
-    codes         Q8_0: 32 bytes of the first row, then of the second …
-                  4-bit: byte k of each row's 16, for k = 0, 1 …
+    fp16 scales   of all rows; Q4_1: then the lowest number of all rows
+    codes         the first few bytes of each row's block, then the next few of each …
 
-so that a panel is one stretch of memory that is read from its begin to its end, and 16 words of 4 bytes hold the 4-bit codes of
-4 blocks. It takes as many bytes as its rows, and has their numbers.
+so that a panel is one stretch of memory that is read from its begin to its end. It takes as many bytes as its rows, and has
+their numbers. There are two layouts, for the two ways to multiply:
+
+    for products of fp32 numbers   4 rows; 32 bytes of Q8_0 at a time, one of 4 bits: 16 words hold the codes of 4 blocks
+    for products of bytes          a row for each number of a vector, 4 bytes at a time; those of Q8_0 are unsigned: 128 more
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import Bytes, Float32s, WeightFormat, WeightMatrix
 
 PANEL_ROWS: Final = 4
+"""Of the layout for products of fp32 numbers."""
 SCALE_BYTES: Final = 2
+WORD_BYTES: Final = 4
+"""Codes of a row that lie side by side for products of bytes."""
+
+
+@attrs.frozen(kw_only=True)
+class PanelLayout:
+    """How the rows of a panel lie beside each other."""
+
+    rows: int
+    nibble_bytes: int
+    """Bytes of 4-bit codes of a row that lie side by side."""
+    byte_bytes: int
+    """The same of 8-bit codes."""
+    is_for_bytes: bool
+    """For products of bytes."""
+
+
+FLOAT_PANELS: Final = PanelLayout(
+    rows=PANEL_ROWS, nibble_bytes=1, byte_bytes=WeightFormat.Q8_0.block_columns, is_for_bytes=False
+)
+_SIGN_BIT: Final = 0x80
+_FILLED_PANELS: Final = 64
+"""At once: what is copied on the way stays in a cache."""
+
+
+def byte_panels(lanes: int) -> PanelLayout:
+    """For vectors of so many numbers of 4 bytes."""
+    return PanelLayout(rows=lanes, nibble_bytes=WORD_BYTES, byte_bytes=WORD_BYTES, is_for_bytes=True)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -30,13 +62,15 @@ class PanelMatrix:
     """A matrix [rows, columns] of a format with blocks."""
 
     format: WeightFormat
+    layout: PanelLayout
     rows: int
     columns: int
     data: Bytes
     """[panels, bytes of a panel], C-contiguous."""
 
     def __attrs_post_init__(self) -> None:
-        expected = (-(-self.rows // PANEL_ROWS), PANEL_ROWS * self.format.row_bytes(self.columns))
+        height = self.layout.rows
+        expected = (-(-self.rows // height), height * self.format.row_bytes(self.columns))
         if not has_panels(self.format) or self.columns % self.format.block_columns or self.data.shape != expected:
             raise InvariantViolated(
                 f"{self.rows} x {self.columns} as {self.format.label} is no panels of {self.data.shape} bytes"
@@ -45,60 +79,71 @@ class PanelMatrix:
             raise InvariantViolated(f"panels of {self.data.dtype} with strides {self.data.strides}")
 
     @classmethod
-    def of(cls, matrix: WeightMatrix, room: Callable[[int], Bytes]) -> "PanelMatrix":
+    def of(cls, matrix: WeightMatrix, layout: PanelLayout, room: Callable[[int], Bytes]) -> "PanelMatrix":
         """A copy of `matrix`, in memory of so many bytes that `room` gives."""
-        panels, panel_bytes = -(-matrix.rows // PANEL_ROWS), PANEL_ROWS * matrix.data.shape[1]
+        height = layout.rows
+        panels, panel_bytes = -(-matrix.rows // height), height * matrix.data.shape[1]
         data = room(panels * panel_bytes).reshape(panels, panel_bytes)
-        result = cls(format=matrix.format, rows=matrix.rows, columns=matrix.columns, data=data)
-        whole = matrix.rows // PANEL_ROWS
-        result._fill(0, matrix.data[: whole * PANEL_ROWS])
+        result = cls(format=matrix.format, layout=layout, rows=matrix.rows, columns=matrix.columns, data=data)
+        whole = matrix.rows // height
+        for first in range(0, whole, _FILLED_PANELS):
+            result._fill(first, matrix.data[first * height : min(first + _FILLED_PANELS, whole) * height])
         if whole < panels:
-            last = np.zeros((PANEL_ROWS, matrix.data.shape[1]), np.uint8)
-            last[: matrix.rows % PANEL_ROWS] = matrix.data[whole * PANEL_ROWS :]
+            last = np.zeros((height, matrix.data.shape[1]), np.uint8)
+            last[: matrix.rows % height] = matrix.data[whole * height :]
             result._fill(whole, last)
         return result
 
-    @property
-    def _units(self) -> int:
-        return self.columns // self.format.block_columns
-
     def unpacked(self) -> WeightMatrix:
         """The rows, one behind the other, in memory of their own."""
-        rows = np.empty((len(self.data), PANEL_ROWS, self._units, self.format.block_bytes), np.uint8)
-        scales, codes = self._parts(self.data)
-        rows[..., : scales.shape[-1]] = scales.swapaxes(1, 2)
-        rows[..., scales.shape[-1] :] = codes.swapaxes(1, 2)
-        data = rows.reshape(len(self.data) * PANEL_ROWS, -1)[: self.rows]
+        rows = np.empty((len(self.data), self.layout.rows, self._units, self.format.block_bytes), np.uint8)
+        scales, codes = (np.ascontiguousarray(part).view(np.uint8) for part in self._parts(self.data))
+        rows[..., : self._scale_bytes] = scales
+        rows[..., self._scale_bytes :] = codes ^ self._flipped
+        data = rows.reshape(len(self.data) * self.layout.rows, -1)[: self.rows]
         return WeightMatrix(format=self.format, rows=self.rows, columns=self.columns, data=data)
 
     def dequantized(self) -> Float32s:
         """All numbers, exactly, as fp32 [rows, columns]."""
         return self.unpacked().dequantized()
 
-    def _fill(self, first: int, rows: Bytes) -> None:
-        blocks = rows.reshape(-1, PANEL_ROWS, self._units, self.format.block_bytes)
-        scales, codes = self._parts(self.data[first : first + len(blocks)])
-        scales[:] = blocks[..., : scales.shape[-1]].swapaxes(1, 2)
-        codes[:] = blocks[..., scales.shape[-1] :].swapaxes(1, 2)
+    @property
+    def _units(self) -> int:
+        return self.columns // self.format.block_columns
 
-    def _parts(self, panels: Bytes) -> tuple[Bytes, Bytes]:
-        """Views of the scales and of the codes: [panels, units, rows, bytes of a block]."""
-        scale_bytes = scales_of(self.format) * SCALE_BYTES
-        shape = (len(panels), self._units, PANEL_ROWS)
-        units = panels.reshape(*shape[:2], PANEL_ROWS * self.format.block_bytes)
-        scales, codes = np.split(units, [PANEL_ROWS * scale_bytes], axis=-1)
-        code_bytes = self.format.block_bytes - scale_bytes
-        if _is_nibbles(self.format):
-            codes = codes.reshape(*shape[:2], code_bytes, PANEL_ROWS).swapaxes(2, 3)
-        return scales.reshape(*shape, scale_bytes), codes.reshape(*shape, code_bytes)
+    @property
+    def _scale_bytes(self) -> int:
+        return scales_of(self.format) * SCALE_BYTES
+
+    @property
+    def _flipped(self) -> int:
+        """Bits of each code that lie here as they are not in the file."""
+        return _SIGN_BIT if self.layout.is_for_bytes and not _is_nibbles(self.format) else 0
+
+    def _fill(self, first: int, rows: Bytes) -> None:
+        blocks = rows.reshape(-1, self.layout.rows, self._units, self.format.block_bytes)
+        scales, codes = self._parts(self.data[first : first + len(blocks)])
+        scales[:] = np.ascontiguousarray(blocks[..., : self._scale_bytes]).view(scales.dtype)
+        own_codes = np.ascontiguousarray(blocks[..., self._scale_bytes :])
+        codes[:] = (own_codes ^ self._flipped if self._flipped else own_codes).view(codes.dtype)
+
+    def _parts(self, panels: Bytes) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Views of the scales and of the codes as words of what lies side by side: [panels, rows, units, words of a block]."""
+        height = self.layout.rows
+        word_bytes = self.layout.nibble_bytes if _is_nibbles(self.format) else self.layout.byte_bytes
+        units = panels.reshape(len(panels), self._units, height * self.format.block_bytes)
+        scales, codes = np.split(units, [height * self._scale_bytes], axis=-1)
+        words = (scales.view(_word_type(SCALE_BYTES)), codes.view(_word_type(word_bytes)))
+        scales, codes = (each.reshape(*units.shape[:2], each.shape[2] // height, height) for each in words)
+        return scales.transpose(0, 3, 1, 2), codes.transpose(0, 3, 1, 2)
 
 
 Matrix = WeightMatrix | PanelMatrix
 
 
-def in_panels(matrix: WeightMatrix, room: Callable[[int], Bytes]) -> Matrix:
+def in_panels(matrix: WeightMatrix, layout: PanelLayout, room: Callable[[int], Bytes]) -> Matrix:
     """A matrix as the generated kernels read it; a copy, in memory that `room` gives, where its format has blocks."""
-    return PanelMatrix.of(matrix, room) if has_panels(matrix.format) else matrix
+    return PanelMatrix.of(matrix, layout, room) if has_panels(matrix.format) else matrix
 
 
 def has_panels(weight_format: WeightFormat) -> bool:
@@ -115,6 +160,11 @@ def scales_of(weight_format: WeightFormat) -> int:
             return 1
         case _:
             raise InvariantViolated(f"{weight_format.label} has no blocks")
+
+
+def _word_type(size_bytes: int) -> str:
+    """Of numpy, which copies its integers fastest."""
+    return f"u{size_bytes}" if size_bytes <= WORD_BYTES else f"V{size_bytes}"
 
 
 def _is_nibbles(weight_format: WeightFormat) -> bool:

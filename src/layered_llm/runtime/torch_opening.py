@@ -52,7 +52,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     files = read_model(options.model)
     config = files.config
     build, machine = builder_of(config.architecture), _find_machine(options, config)
-    arrange = as_it_is if machine is None else partial(in_panels, room=HugePages(free_bytes).take)
+    arrange = as_it_is if machine is None else partial(in_panels, layout=machine.panels, room=HugePages(free_bytes).take)
     reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=arrange)
     weights = build(config, reader)
     reader.finish()

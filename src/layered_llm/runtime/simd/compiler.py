@@ -55,7 +55,12 @@ def load_program(machine: Machine, cache_directory: Path | None) -> Program:
 
 def compile_program(machine: Machine) -> bytes:
     """The object file of a step's program."""
-    module = VectorModule(code=CodeModule.create(), lanes=machine.lanes, registers=machine.registers)
+    module = VectorModule(
+        code=CodeModule.create(),
+        lanes=machine.lanes,
+        registers=machine.registers,
+        has_byte_products=machine.has_byte_products,
+    )
     define_program(module)
     return compile_module(module.code, machine)
 

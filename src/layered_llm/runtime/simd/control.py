@@ -127,6 +127,8 @@ class TaskWord(enum.IntEnum):
     """Place of the first row's result among a token's outputs."""
     BIAS = 5
     """Address of the rows' biases, 0 without."""
+    TAKES_DIGITS = 6
+    """1 where the weights are multiplied with digits of activations, not with fp32 numbers."""
 
 
 class ItemWord(enum.IntEnum):

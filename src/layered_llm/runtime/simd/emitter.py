@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 from llvmlite import ir
 
+I1: Final = ir.IntType(1)
 I8: Final = ir.IntType(8)
 I32: Final = ir.IntType(32)
 I64: Final = ir.IntType(64)
@@ -144,6 +145,10 @@ class Emitter:
     def load_int32(self, address: Int) -> Int:
         narrow = self.builder.load(self.pointer(address), typ=I32, align=4)
         return Int(self, self.builder.sext(narrow, I64))
+
+    def store_int32(self, address: Int, value: Int) -> None:
+        """The lower half of `value`."""
+        self.builder.store(self.builder.trunc(value.value, I32), self.pointer(address), align=4)
 
     @contextmanager
     def loop(self, start: Int | int, stop: Int | int, step: Int | int = 1) -> Iterator[Int]:

@@ -16,6 +16,7 @@ import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.panels import PANEL_ROWS, has_panels
+from layered_llm.runtime.simd.byte_products import define_byte_linear, expand_lane_row
 from layered_llm.runtime.simd.dot_tiles import Operands, Tile, define_tile
 from layered_llm.runtime.simd.emitter import Function, Int
 from layered_llm.runtime.simd.machine import WIDE_LANES
@@ -58,6 +59,9 @@ class LinearKernels:
         x, x_stride ([tokens, columns]), w, w_stride (from a row to the next; of formats with blocks, from a panel), columns,
         y, y_stride ([tokens, rows]), tokens, rows, scratch (fp32, as many as `scratch_floats` says).
         """
+
+        if self.module.has_byte_products and has_panels(weight_format):
+            return define_byte_linear(self.module, weight_format)
 
         def emit(v: Vectors, *arguments: Int) -> None:
             operands, (tokens, rows, scratch) = Operands(*arguments[:7]), arguments[7:]
@@ -134,6 +138,9 @@ class LinearKernels:
 def expand_row(v: Vectors, weight_format: WeightFormat, *arguments: Int) -> None:
     """Writes one row of a matrix as fp32. Arguments: w, w_stride (as for linear layers), row, columns, target."""
     w, w_stride, row, columns, target = arguments
+    if v.module.has_byte_products and has_panels(weight_format):
+        expand_lane_row(v, weight_format, *arguments)
+        return
     if not has_panels(weight_format):
         _expand_row(v, weight_format, w + w_stride * row, columns, target, distance=1)
         return

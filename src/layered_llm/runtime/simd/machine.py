@@ -10,6 +10,8 @@ from typing import Final
 import attrs
 from llvmlite import binding
 
+from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
+
 LINE_BYTES: Final = 64
 """Of a cache line."""
 NARROW_LANES: Final = 8
@@ -32,6 +34,13 @@ class Machine:
     """Fp32 numbers of a vector: 8 or 16."""
     registers: int
     """Vector registers."""
+    has_byte_products: bool
+    """Whether an instruction adds 4 products of bytes to each of a vector's 32-bit sums (VNNI)."""
+
+    @property
+    def panels(self) -> PanelLayout:
+        """How matrices of blocks lie for the kernels."""
+        return byte_panels(self.lanes) if self.has_byte_products else FLOAT_PANELS
 
 
 def find_machine() -> Machine | str:
@@ -50,5 +59,9 @@ def machine_of(processor: str, features: Mapping[str, bool]) -> Machine | str:
     listed = ",".join(f"{'+' if is_there else '-'}{name}" for name, is_there in sorted(features.items()))
     is_wide = all(features.get(name) for name in _WIDE)
     return Machine(
-        processor=processor, features=listed, lanes=WIDE_LANES if is_wide else NARROW_LANES, registers=32 if is_wide else 16
+        processor=processor,
+        features=listed,
+        lanes=WIDE_LANES if is_wide else NARROW_LANES,
+        registers=32 if is_wide else 16,
+        has_byte_products=bool(features.get("avx512vnni" if is_wide else "avxvnni")),
     )

@@ -27,7 +27,7 @@ class Phases:
 
     embed: Function
     norm: Function
-    """Further: x, tokens, added (0: nothing), weight."""
+    """Further: x, tokens, added (0: nothing), weight, tasks that read it."""
     final_norm: Function
     """Of the tokens that the head is for. Further: x, whether its rows are at their places (1) or one behind the other (0)."""
     linear: Function
@@ -35,11 +35,11 @@ class Phases:
     rotate: Function
     """Further: layer row, KV address of the layer."""
     attend: Function
-    """Further: KV address of the layer."""
+    """Further: KV address of the layer, tasks that read it."""
     keep: Function
     """Copies what the tokens that the head is for have in the residual stream and have attended to, one behind the other."""
     gate_up: Function
-    """Further: tokens, tasks, pairs."""
+    """Further: tokens, tasks, pairs, tasks that read it."""
     add: Function
     """The last layer's result onto the residual stream. Further: x, tokens."""
 
@@ -56,13 +56,13 @@ def define_phases(module: VectorModule, kernels: Kernels) -> Phases:
 
     return Phases(
         embed=defined("embed", _embed, 0),
-        norm=defined("norm", _norm, 4),
+        norm=defined("norm", _norm, 5),
         final_norm=defined("final_norm", _final_norm, 2),
         linear=defined("linear", _linear, 7),
         rotate=defined("rotate", _rotate, 2),
-        attend=defined("attend", _attend, 1),
+        attend=defined("attend", _attend, 2),
         keep=module.define("phase_keep", of_vectors(_keep), 2),
-        gate_up=defined("gate_up", _gate_up, 3),
+        gate_up=defined("gate_up", _gate_up, 4),
         add=module.define("phase_add", of_vectors(_add), 4),
     )
 
@@ -79,11 +79,12 @@ def _embed(words: Words, kernels: Kernels) -> None:
 
 
 def _norm(words: Words, kernels: Kernels, *arguments: Int) -> None:
-    x, tokens, added, weight = arguments
+    x, tokens, added, weight, readers = arguments
     with words.shared_work(tokens) as token:
         offset = token * words[Word.HIDDEN] * F32_BYTES
         onto, normed = added.equals(0).choose(0, added + offset), words[Word.NORMED] + offset
         kernels.add_norm(x + offset, onto, weight, normed, words[Word.HIDDEN], words.address(Word.NORM_EPS))
+        _write_digits_for(readers, kernels, normed, words[Word.HIDDEN])
 
 
 def _final_norm(words: Words, kernels: Kernels, x: Int, are_at_places: Int) -> None:
@@ -92,6 +93,15 @@ def _final_norm(words: Words, kernels: Kernels, x: Int, are_at_places: Int) -> N
         row = are_at_places.equals(1).choose(words.head_place(number), number)
         normed, eps = words[Word.NORMED] + number * row_bytes, words.address(Word.NORM_EPS)
         kernels.add_norm(x + row * row_bytes, 0, words[Word.FINAL_NORM], normed, words[Word.HIDDEN], eps)
+        _write_digits_for(words[Word.HEAD_TASKS], kernels, normed, words[Word.HIDDEN])
+
+
+def _write_digits_for(tasks: Int, kernels: Kernels, x: Int, columns: Int) -> None:
+    """In the place of fp32 numbers, if that is what the tasks read."""
+    k = tasks.emitter
+    if kernels.write_digits is not None:
+        with k.when(k.load_int(tasks + WORD_BYTES * TaskWord.TAKES_DIGITS).differs(0)):
+            kernels.write_digits(x, columns)
 
 
 def _keep(v: Vectors, words: Words) -> None:
@@ -153,7 +163,7 @@ def _rotate(words: Words, kernels: Kernels, layer: Int, kv: Int) -> None:
         _by_number_bytes(words, store)
 
 
-def _attend(words: Words, kernels: Kernels, kv: Int) -> None:
+def _attend(words: Words, kernels: Kernels, kv: Int, readers: Int) -> None:
     """One number for each item and kv head."""
     k, kv_heads, group, head_dim = words.emitter, words[Word.KV_HEADS], words.group, words[Word.HEAD_DIM]
     head_bytes, scratch = head_dim * F32_BYTES, words.scratch
@@ -168,6 +178,8 @@ def _attend(words: Words, kernels: Kernels, kv: Int) -> None:
             words,
             lambda size: kernels.attend[size](queries, count, group, head_dim, start, table, *page, target, stride, scratch),
         )
+        with k.loop(0, count) as token:
+            _write_digits_for(readers, kernels, target + token * stride, group * head_dim)
 
 
 def _by_number_bytes(words: Words, emit: Callable[[int], None]) -> None:
@@ -175,7 +187,8 @@ def _by_number_bytes(words: Words, emit: Callable[[int], None]) -> None:
     words.emitter.choose(words[Word.KV_NUMBER_BYTES], [(F32_BYTES, lambda: emit(F32_BYTES)), (2, lambda: emit(2))])
 
 
-def _gate_up(words: Words, kernels: Kernels, tokens: Int, tasks: Int, pairs: Int) -> None:
+def _gate_up(words: Words, kernels: Kernels, *arguments: Int) -> None:
+    tokens, tasks, pairs, readers = arguments
     k, columns, scratch = words.emitter, words[Word.HIDDEN], words.scratch
     gate = scratch + words[Word.GATE_OFFSET]
     up = gate + tokens * _GATE_STRIDE
@@ -188,6 +201,7 @@ def _gate_up(words: Words, kernels: Kernels, tokens: Int, tasks: Int, pairs: Int
         with k.loop(0, tokens) as token:
             activated = words[Word.ACTIVATED] + (token * words[Word.INTERMEDIATE] + output) * F32_BYTES
             kernels.gated(gate + token * _GATE_STRIDE, up + token * _GATE_STRIDE, activated, rows)
+            _write_digits_for(readers, kernels, activated, rows)
 
 
 def _add(v: Vectors, words: Words, x: Int, tokens: Int) -> None:

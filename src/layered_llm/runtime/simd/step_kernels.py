@@ -11,6 +11,7 @@ import attrs
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.control import WORD_BYTES, TaskWord
+from layered_llm.runtime.simd.digits import define_write_digits
 from layered_llm.runtime.simd.emitter import CodeModule, Emitter, Function, Int
 from layered_llm.runtime.simd.linear import LinearKernels, expand_row
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
@@ -30,6 +31,8 @@ class Kernels:
     add_norm: Function
     add_bias: Function
     gated: Function
+    write_digits: Function | None
+    """None where no task takes digits."""
     rotate: dict[int, Function]
     """By the bytes of a number, as `copy` and `attend`."""
     copy: dict[int, Function]
@@ -45,6 +48,7 @@ def define_kernels(module: VectorModule) -> Kernels:
         add_norm=define_add_norm(module),
         add_bias=define_add_bias(module),
         gated=define_gated(module),
+        write_digits=define_write_digits(module) if module.has_byte_products else None,
         rotate={size: define_rotate(module, is_half=is_half) for size, is_half in by_bytes.items()},
         copy={size: define_copy(module, is_half=is_half) for size, is_half in by_bytes.items()},
         attend={size: AttentionKernels(module=module, is_half=is_half).define() for size, is_half in by_bytes.items()},

@@ -119,11 +119,11 @@ def _emit_attention(run: Run, words: Words, phases: Phases, stream: Stream, *arg
     """Up to what the tokens attend to. Arguments: layer row, KV address of the layer, added (0: nothing)."""
     (row, kv, added), hidden, tokens = arguments, words[Word.HIDDEN], stream.tokens.get()
     qkv_size = words.query_size + words[Word.KV_HEADS] * words[Word.HEAD_DIM] * 2
-    run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.ATTENTION_NORM))
+    run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.ATTENTION_NORM, LayerWord.QKV_TASKS))
     tasks = words.of_layer(row, LayerWord.QKV_TASKS, LayerWord.QKV_TASK_COUNT)
     run(phases.linear, tokens, *tasks, words[Word.NORMED], hidden, words[Word.QKV], qkv_size)
     run(phases.rotate, row, kv)
-    run(phases.attend, kv)
+    run(phases.attend, kv, *words.of_layer(row, LayerWord.OUTPUT_TASKS))
 
 
 def _emit_mlp(run: Run, words: Words, phases: Phases, stream: Stream, row: Int) -> None:
@@ -131,8 +131,9 @@ def _emit_mlp(run: Run, words: Words, phases: Phases, stream: Stream, row: Int) 
     hidden, tokens, added = words[Word.HIDDEN], stream.tokens.get(), words[Word.ADDED]
     tasks = words.of_layer(row, LayerWord.OUTPUT_TASKS, LayerWord.OUTPUT_TASK_COUNT)
     run(phases.linear, tokens, *tasks, stream.attended.get(), words.query_size, added, hidden)
-    run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.MLP_NORM))
-    run(phases.gate_up, tokens, *words.of_layer(row, LayerWord.GATE_UP_TASKS, LayerWord.GATE_UP_PAIR_COUNT))
+    run(phases.norm, stream.x.get(), tokens, added, *words.of_layer(row, LayerWord.MLP_NORM, LayerWord.GATE_UP_TASKS))
+    names = (LayerWord.GATE_UP_TASKS, LayerWord.GATE_UP_PAIR_COUNT, LayerWord.DOWN_TASKS)
+    run(phases.gate_up, tokens, *words.of_layer(row, *names))
     tasks = words.of_layer(row, LayerWord.DOWN_TASKS, LayerWord.DOWN_TASK_COUNT)
     run(phases.linear, tokens, *tasks, words[Word.ACTIVATED], words[Word.INTERMEDIATE], added, hidden)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.simd.digits import DIGITS_COLUMNS
 from layered_llm.runtime.simd.machine import NARROW_LANES, Machine, find_machine
 
 
@@ -18,7 +19,7 @@ def find_support(config: ModelConfig) -> Machine | str:
 
 
 def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
-    """`machine` with vectors that the model's sizes fill, or in words why none do."""
+    """`machine` with vectors and products that the model's sizes fill, or in words why none do."""
     sizes = {
         "head_dim": config.head_dim,
         "hidden_size": config.hidden_size,
@@ -29,6 +30,9 @@ def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
             return f"the model's {name} of {size} is no multiple of {NARROW_LANES}"
     if config.head_dim < 2 * NARROW_LANES:
         return f"the model's head_dim of {config.head_dim} is below {2 * NARROW_LANES}"
+    heads_size = config.head_dim * (config.heads // config.kv_heads)
+    has_blocks = not any(size % DIGITS_COLUMNS for size in (heads_size, config.hidden_size, config.intermediate_size))
+    machine = attrs.evolve(machine, has_byte_products=machine.has_byte_products and has_blocks)
     if _fits(machine.lanes, config.head_dim, sizes.values()):
         return machine
     return attrs.evolve(machine, lanes=NARROW_LANES)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.panels import PANEL_ROWS, Matrix, PanelMatrix, has_panels
+from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_kernels import FORMAT_NUMBERS
@@ -27,6 +27,7 @@ def tasks_of(matrix: Matrix, bias: Float32s | None = None) -> Int64s:
     tasks[:, TaskWord.STRIDE] = stride
     tasks[:, TaskWord.ROWS] = np.minimum(TASK_ROWS, matrix.rows - firsts)
     tasks[:, TaskWord.OUTPUT] = firsts
+    tasks[:, TaskWord.TAKES_DIGITS] = isinstance(matrix, PanelMatrix) and matrix.layout.is_for_bytes
     if bias is not None:
         tasks[:, TaskWord.BIAS] = address_of(bias) + firsts * bias.itemsize
     return tasks
@@ -49,7 +50,7 @@ def _stride_rows(matrix: Matrix) -> int:
     """Rows that one row of the matrix's data holds."""
     if has_panels(matrix.format) != isinstance(matrix, PanelMatrix):
         raise InvariantViolated(f"the kernels do not read {matrix.format.label} from a {type(matrix).__name__}")
-    return PANEL_ROWS if isinstance(matrix, PanelMatrix) else 1
+    return matrix.layout.rows if isinstance(matrix, PanelMatrix) else 1
 
 
 @attrs.frozen(kw_only=True, eq=False)

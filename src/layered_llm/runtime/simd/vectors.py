@@ -41,6 +41,8 @@ class VectorModule:
     """Numbers of a vector: 8 or 16."""
     registers: int
     """Vector registers of the machine: 16, or 32 with AVX-512."""
+    has_byte_products: bool
+    """Whether matrices of blocks are multiplied by products of bytes (VNNI)."""
 
     @property
     def vector_bytes(self) -> int:
@@ -161,6 +163,10 @@ class Vectors:
     def splat(self, address: Int) -> Vector:
         """The fp32 number at `address`, in all lanes."""
         return self._spread(self._load(address, F32))
+
+    def splat_half(self, address: Int) -> Vector:
+        """The fp16 number at `address`, in all lanes."""
+        return self._spread(self.builder.fpext(self._load(address, HALF), F32))
 
     def splat_beside_shuffles(self, address: Int) -> Vector:
         """The same, in assembly, for loops that wait for shuffles.
@@ -283,6 +289,10 @@ class Vectors:
         """In each lane, the number of `table` in the lane that the low 4 bits say: of vectors of 16 numbers only."""
         function = self.module.code.intrinsic("llvm.x86.avx512.permvar.sf.512", self.kind, [self.kind, self.lanes_of(I32)])
         return Vector(self, self.builder.call(function, [table.value, lanes]))
+
+    def of_bits(self, bits: Any) -> Vector:
+        """The fp32 numbers of these bits."""
+        return Vector(self, self.builder.bitcast(bits, self.kind))
 
     def of_integer(self, number: Int) -> Vector:
         """The integer as fp32, in all lanes."""

@@ -49,8 +49,7 @@ class PanelUnits:
         weight_format, count = self._weight_format, _scale_count(self._weight_format)
         scales = self._scales + unit * (count * F32_BYTES)
         v.widen(self.at(unit), scales, count)
-        row_bytes = count // PANEL_ROWS * F32_BYTES
-        at = [scales + (first + row) * row_bytes for row in range(rows)]
+        at = [scales + (first + row) * F32_BYTES for row in range(rows)]
         codes = self.at(unit) + count * SCALE_BYTES
         match weight_format:
             case WeightFormat.Q8_0:
@@ -98,7 +97,7 @@ def _without_lowest(v: Vectors, scales: Int) -> _WeightOf:
 
 
 def _with_lowest(v: Vectors, scales: Int) -> _WeightOf:
-    scale, lowest = v.splat_beside_shuffles(scales), v.splat_beside_shuffles(scales + F32_BYTES)
+    scale, lowest = v.splat_beside_shuffles(scales), v.splat_beside_shuffles(scales + PANEL_ROWS * F32_BYTES)
     return lambda code: v.fma(code, scale, lowest)
 
 
