@@ -61,6 +61,28 @@ async def test_no_bytes_harm_more_than_their_own_connection(server: RunningServe
     await check_healthy(server)
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /v1/models HTTP/9.9\r\nHost: x\r\n\r\n", b" 505 ", b"http_version_not_supported"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b" 400 ",
+            b"two_lengths",
+        ),
+    ],
+)
+async def test_nothing_behind_a_request_of_doubtful_framing_is_read(
+    server: RunningServer, head: bytes, status: bytes, code: bytes
+) -> None:
+    client = await server.connect()
+    await client.send_all(head + http_request("GET", "/health"))
+    with trio.fail_after(3):
+        answer = await read_to_end(client)
+    assert (1, True, True) == (answer.count(b"x-request-id"), status in answer, code in answer)
+    await client.aclose()
+
+
 async def test_a_body_over_the_limit_is_answered_though_its_sender_goes_on(server: RunningServer) -> None:
     body = b"x" * 3_000_000
     client = await server.connect()

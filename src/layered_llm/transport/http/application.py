@@ -23,6 +23,7 @@ from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
 from layered_llm.transport.http.media_types import refused_body
+from layered_llm.transport.http.message_framing import refused_framing
 from layered_llm.transport.http.openapi.endpoint import Handler
 from layered_llm.transport.http.openapi.pages import with_description
 from layered_llm.transport.http.replies import error_reply
@@ -109,6 +110,8 @@ def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]
         exchange = exchange_of(request)
         exchange.client_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else None
         g.request_id = exchange.client_id or context.new_hex_id()
+        if (misframed := _misframed()) is not None:
+            return misframed
         return _no_content() if request.method == "OPTIONS" else _refused(context, open_routes)
 
     @app.after_request
@@ -122,6 +125,20 @@ def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]
             response.headers["Access-Control-Allow-Headers"] = asked
             response.headers["Access-Control-Max-Age"] = "86400"
         return response
+
+
+def _misframed() -> Response | None:
+    """The answer to a request that should not have been sent so."""
+    refused = refused_framing(
+        request.http_version,
+        has_length="Content-Length" in request.headers,
+        has_transfer_encoding="Transfer-Encoding" in request.headers,
+    )
+    if refused is None:
+        return None
+    reply = error_reply(refused)
+    reply.headers["Connection"] = "close"
+    return reply
 
 
 def _refused(context: HttpContext, open_routes: frozenset[str]) -> Response | None:

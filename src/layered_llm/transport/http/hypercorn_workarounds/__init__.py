@@ -11,6 +11,7 @@ Each fault has a test that fails without its workaround, so that the file can be
   an early response.
 * `worker`: `hypercorn layered_llm.app` starts asyncio; workers die by SIGTERM while they drain; the application is not told
   of a shutdown.
+* `accept_log`: a process that has no file descriptor left logs ten tracebacks a second.
 * `options`: defaults that break pools of keep-alive clients and freeze HTTP/2 streams after 1,000 requests.
 
 One more fault, leaked connections after completed responses, is quart-trio's and handled in `transport.http.connection`.

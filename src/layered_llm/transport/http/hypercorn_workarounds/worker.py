@@ -28,6 +28,7 @@ from hypercorn.config import Config, Sockets
 from hypercorn.typing import AppWrapper
 from hypercorn.utils import check_multiprocess_shutdown_event
 
+from layered_llm.transport.http.hypercorn_workarounds.accept_log import sparse_accept_errors
 from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import BoundedStreamBuffer, bounded_h2_protocol
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions, configure
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer
@@ -125,7 +126,8 @@ async def serve_observed(
         # hypercorn counts its grace from here.
         config.graceful_timeout = max(_LAST_GRACE_S, config.graceful_timeout - (trio.current_time() - start))
 
-    await _upstream_worker_serve(app, config, sockets=sockets, shutdown_trigger=trigger, task_status=task_status)
+    with sparse_accept_errors(trio.current_time):
+        await _upstream_worker_serve(app, config, sockets=sockets, shutdown_trigger=trigger, task_status=task_status)
 
 
 async def wait_for_stop_signal() -> None:
