@@ -24,7 +24,7 @@ from layered_llm.runtime.simd.decoder import SimdDecoder
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
-from layered_llm.runtime.simd.support import find_support
+from layered_llm.runtime.simd.support import find_support, panels_for
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
@@ -38,7 +38,9 @@ def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, Ste
     """Each that can execute the model on this machine, with its name and a cache for one prompt."""
     files = read_model(checkpoint)
     pages, machine = _pages(prompt_tokens), find_support(files.config)
-    arrange = partial(in_panels, layout=machine.panels, room=HugePages(None).take) if isinstance(machine, Machine) else as_it_is
+    arrange = as_it_is
+    if isinstance(machine, Machine):
+        arrange = partial(in_panels, layout=panels_for(machine), room=HugePages(None).take)
     reader = CheckpointReader.of(files.tensors(), dtype="auto", arrange=arrange)
     weights = builder_of(files.config.architecture)(files.config, reader)
     if isinstance(machine, Machine):

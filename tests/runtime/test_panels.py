@@ -30,6 +30,12 @@ def test_a_panel_matrix_has_the_rows_of_the_matrix(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_panel_matrix_of_many_rows_has_each_in_its_place(layout: PanelLayout) -> None:
+    matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 130 * layout.rows + 3, 32)
+    assert matrix.data.tobytes() == PanelMatrix.of(matrix, layout, zeros).unpacked().data.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [4, 5, 7, 8, 16, 17])
 def test_it_takes_the_bytes_of_whole_panels(rows: int, layout: PanelLayout) -> None:
     matrix = random_matrix(np.random.default_rng(0), WeightFormat.Q4_1, rows, 64)

@@ -148,12 +148,18 @@ def test_only_panels_for_bytes_are_multiplied_with_digits(
 
 def test_a_gate_and_the_up_projection_are_cut_alike() -> None:
     matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 80, 32), FLOAT_PANELS)
-    tasks = gate_up_tasks(LinearWeights(matrix=matrix, bias=None))
+    tasks = gate_up_tasks(LinearWeights(matrix=matrix, bias=None), takes_digits=False)
     panels = (tasks[:, TaskWord.WEIGHTS] - address_of(matrix.data)) // matrix.data.shape[1]
     assert [(0, 32), (10, 32), (8, 8), (18, 8)] == list(zip(panels.tolist(), tasks[:, TaskWord.ROWS].tolist(), strict=True))
+
+
+def test_a_gate_whose_result_is_no_whole_blocks_of_digits_is_refused() -> None:
+    matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 96, 32), FLOAT_PANELS)
+    with pytest.raises(InvariantViolated, match="48 rows of a gate in tasks of 32 are no whole blocks"):
+        gate_up_tasks(LinearWeights(matrix=matrix, bias=None), takes_digits=True)
 
 
 def test_a_gate_that_ends_within_a_panel_is_refused() -> None:
     matrix = arranged(random_matrix(np.random.default_rng(0), WeightFormat.Q8_0, 12, 32), FLOAT_PANELS)
     with pytest.raises(InvariantViolated, match="6 rows of a gate"):
-        gate_up_tasks(LinearWeights(matrix=matrix, bias=None))
+        gate_up_tasks(LinearWeights(matrix=matrix, bias=None), takes_digits=False)

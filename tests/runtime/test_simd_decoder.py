@@ -27,6 +27,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Random weights of deviation 0.3 make logits of some tens."""
 
+DTYPES = ["auto", "int8"]
+"""Of a checkpoint of fp32: what multiplies it depends on them."""
+
 
 def open_cpu(directory: Path, **changes: Any) -> TorchDevice:
     return open_torch_device(make_options(directory, **changes), now_us=lambda: 0)
@@ -59,17 +62,20 @@ def test_both_paths_compute_what_transformers_computes(kernels: str, checkpoint:
     assert 1e-4 > (logits - expected).abs().max().item()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_changes_no_bit(threads: int, llama: Path) -> None:
+def test_the_number_of_threads_changes_no_bit(threads: int, dtype: str, llama: Path) -> None:
     (prompt,) = prompts_of(40)
-    _, expected = answer(open_cpu(llama, threads=2), prompt, 8)
-    _, logits = answer(open_cpu(llama, threads=threads), prompt, 8)
+    _, expected = answer(open_cpu(llama, threads=2, dtype=dtype), prompt, 8)
+    _, logits = answer(open_cpu(llama, threads=threads, dtype=dtype), prompt, 8)
     assert torch.equal(expected, logits)
 
 
-def logits_beside(directory: Path, prompt: list[int], others: list[list[int]], chunk_tokens: int) -> torch.Tensor:
+def logits_beside(
+    directory: Path, prompt: list[int], others: list[list[int]], *, chunk_tokens: int, dtype: str
+) -> torch.Tensor:
     """Those of `prompt`'s answer, computed in the same steps as `others`."""
-    device = open_cpu(directory, num_pages=1024, max_slots=64, deterministic=True)
+    device = open_cpu(directory, num_pages=1024, max_slots=64, deterministic=True, dtype=dtype)
     recorder = record(device)
     driver = Driver(device, chunk_tokens, stride=7)
     for slot, each in enumerate([prompt, *others]):
@@ -79,11 +85,13 @@ def logits_beside(directory: Path, prompt: list[int], others: list[list[int]], c
     return torch.stack(rows[:9])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunk_tokens", [1000, 16, 5])
-def test_logits_are_the_same_bits_alone_and_among_31_others(chunk_tokens: int, llama: Path) -> None:
+def test_logits_are_the_same_bits_alone_and_among_31_others(chunk_tokens: int, dtype: str, llama: Path) -> None:
     prompt, *others = prompts_of(16, *range(16, 16 + 31))
-    alone = logits_beside(llama, prompt, [], 1000)
-    assert torch.equal(alone, logits_beside(llama, prompt, others, chunk_tokens)[: len(alone)])
+    alone = logits_beside(llama, prompt, [], chunk_tokens=1000, dtype=dtype)
+    beside = logits_beside(llama, prompt, others, chunk_tokens=chunk_tokens, dtype=dtype)
+    assert torch.equal(alone, beside[: len(alone)])
 
 
 class InTurns(Recorder):

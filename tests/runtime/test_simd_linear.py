@@ -1,12 +1,15 @@
+import attrs
 import numpy as np
 import pytest
 
-from layered_llm.runtime.matrices import WeightFormat
+from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
 from layered_llm.runtime.simd.linear import scratch_floats
 from support.simd_kernels import KINDS, Kind, arranged, kernels_for, multiply, prepared, random_matrix
 from support.walls import before_a_wall
 
 FORMATS = list(WeightFormat)
+ROUNDING = 6e-7
+"""Of the sum of all products' magnitudes: some units in its last place."""
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16, 25, 26, 27, 29, 31]
 
 
@@ -26,7 +29,39 @@ def test_a_product_is_that_of_the_expanded_weights(weight_format: WeightFormat, 
     for tokens in TOKENS:
         x = rng.normal(0, 1, (tokens, columns)).astype(np.float32)
         weights = matrix.dequantized().astype(np.float64)
-        bound = 4e-7 * np.sqrt(columns) * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
+        bound = ROUNDING * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
+        assert (np.abs(multiply(kind, x, matrix) - x.astype(np.float64) @ weights.T) <= bound).all()
+
+
+def without_column(matrix: WeightMatrix, column: int) -> WeightMatrix:
+    """The same with weights of 0 in one column; Q4_1 with lowest numbers of 0."""
+    if matrix.format not in {WeightFormat.Q4_0, WeightFormat.Q4_1}:
+        values = matrix.dequantized()
+        values[:, column] = 0
+        return encoded(values, matrix.format)
+    blocks = matrix.data.reshape(matrix.rows, -1, matrix.format.block_bytes).copy()
+    nothing, high = 8 if matrix.format is WeightFormat.Q4_0 else 0, column % 32 // 16
+    byte = blocks[:, column // 32, matrix.format.block_bytes - 16 + column % 16]
+    byte[:] = byte & (0x0F if high else 0xF0) | nothing << 4 * high
+    if matrix.format is WeightFormat.Q4_1:
+        blocks[..., 2:4] = 0
+    return attrs.evolve(matrix, data=blocks.reshape(matrix.data.shape))
+
+
+@pytest.mark.parametrize("factor", [10.0, 100.0, 1e4, 1e6])
+@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: each.label)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_number_that_is_large_beside_its_neighbours_costs_their_products_nothing(
+    weight_format: WeightFormat, kind: Kind, factor: float
+) -> None:
+    rng = np.random.default_rng(5)
+    for column in (0, 17, 33, 63, 95):
+        matrix = without_column(random_matrix(rng, weight_format, 33, 96), column)
+        weights = matrix.dequantized().astype(np.float64)
+        assert not weights[:, column].any()
+        x = rng.normal(0, 1, (9, 96)).astype(np.float32)
+        x[:, column] = np.float32(factor) * rng.choice([-1, 1], 9)
+        bound = ROUNDING * (np.abs(x).astype(np.float64) @ np.abs(weights).T)
         assert (np.abs(multiply(kind, x, matrix) - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
@@ -55,8 +90,8 @@ def test_narrow_vectors_take_columns_that_fill_no_wide_one(columns: int) -> None
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("columns", [32, 1536, 1568])
 def test_a_row_is_expanded_to_the_bits_of_its_numbers(weight_format: WeightFormat, columns: int, kind: Kind) -> None:
-    matrix = random_matrix(np.random.default_rng(columns), weight_format, 6, columns)
-    weights, expanded = arranged(matrix, kind.panels).data, np.empty((6, columns), np.float32)
+    matrix = random_matrix(np.random.default_rng(columns), weight_format, 37, columns)
+    weights, expanded = arranged(matrix, kind.panels).data, np.empty((37, columns), np.float32)
     for number, row in enumerate(expanded):
         kernels_for(kind)(f"expand_{weight_format.label}", weights, weights.strides[0], number, columns, row)
     assert matrix.dequantized().tobytes() == expanded.tobytes()

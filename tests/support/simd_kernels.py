@@ -18,6 +18,7 @@ from layered_llm.runtime.simd.machine import Machine, find_machine
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
 from layered_llm.runtime.simd.rotation import define_copy, define_rotate
+from layered_llm.runtime.simd.support import panels_for
 from layered_llm.runtime.simd.vectors import VectorModule, Vectors
 
 _F32_BYTES = 4
@@ -120,7 +121,7 @@ def random_matrix(rng: np.random.Generator, weight_format: WeightFormat, rows: i
 
 def arranged(matrix: WeightMatrix, layout: PanelLayout | None = None) -> Matrix:
     """As the kernels read it, if no other layout is given those for this machine."""
-    return in_panels(matrix, layout or this_machine().panels, lambda count: np.empty(count, np.uint8))
+    return in_panels(matrix, layout or panels_for(this_machine()), lambda count: np.empty(count, np.uint8))
 
 
 def prepared(kind: Kind, x: Float32s, weight_format: WeightFormat) -> Float32s:

@@ -56,15 +56,15 @@ class DecoderWeights:
     @property
     def stored_bytes(self) -> int:
         """What all matrices take as they are."""
-        return sum(matrix.data.nbytes for matrix in self._matrices())
+        return sum(matrix.data.nbytes for matrix in self.matrices())
 
     @property
     def expanded_bytes(self) -> int:
         """What all matrices take as fp32; a head that is tied to the embedding is packed beside it."""
         tied = (self.head,) if self.head is self.embedding else ()
-        return sum(_FP32_BYTES * matrix.rows * matrix.columns for matrix in (*self._matrices(), *tied))
+        return sum(_FP32_BYTES * matrix.rows * matrix.columns for matrix in (*self.matrices(), *tied))
 
-    def _matrices(self) -> Iterator[Matrix]:
+    def matrices(self) -> Iterator[Matrix]:
         """Each once."""
         yield self.embedding
         for layer in self.layers:

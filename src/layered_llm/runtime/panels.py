@@ -27,7 +27,7 @@ from layered_llm.runtime.matrices import Bytes, Float32s, WeightFormat, WeightMa
 PANEL_ROWS: Final = 4
 """Of the layout for products of fp32 numbers."""
 SCALE_BYTES: Final = 2
-WORD_BYTES: Final = 4
+CODE_WORD_BYTES: Final = 4
 """Codes of a row that lie side by side for products of bytes."""
 
 
@@ -54,7 +54,7 @@ _FILLED_PANELS: Final = 64
 
 def byte_panels(lanes: int) -> PanelLayout:
     """For vectors of so many numbers of 4 bytes."""
-    return PanelLayout(rows=lanes, nibble_bytes=WORD_BYTES, byte_bytes=WORD_BYTES, is_for_bytes=True)
+    return PanelLayout(rows=lanes, nibble_bytes=CODE_WORD_BYTES, byte_bytes=CODE_WORD_BYTES, is_for_bytes=True)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -164,7 +164,7 @@ def scales_of(weight_format: WeightFormat) -> int:
 
 def _word_type(size_bytes: int) -> str:
     """Of numpy, which copies its integers fastest."""
-    return f"u{size_bytes}" if size_bytes <= WORD_BYTES else f"V{size_bytes}"
+    return f"u{size_bytes}" if size_bytes <= CODE_WORD_BYTES else f"V{size_bytes}"
 
 
 def _is_nibbles(weight_format: WeightFormat) -> bool:

@@ -28,7 +28,7 @@ from layered_llm.runtime.simd.decoder import SimdDecoder
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
-from layered_llm.runtime.simd.support import find_support
+from layered_llm.runtime.simd.support import find_support, panels_for
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
 from layered_llm.runtime.torch_device import TorchDevice
@@ -52,7 +52,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     files = read_model(options.model)
     config = files.config
     build, machine = builder_of(config.architecture), _find_machine(options, config)
-    arrange = as_it_is if machine is None else partial(in_panels, layout=machine.panels, room=HugePages(free_bytes).take)
+    arrange = as_it_is if machine is None else partial(in_panels, layout=panels_for(machine), room=HugePages(free_bytes).take)
     reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=arrange)
     weights = build(config, reader)
     reader.finish()

@@ -8,7 +8,8 @@ are one matrix, so that a key and a value are loaded once for several of them. B
 computes and every query has sums of its own, so a result depends neither on the tokens beside it nor on how a prompt is cut.
 
 Where each position's key lies is looked up once for a block: pages may have any size. It is looked up a block ahead, and asked
-for while the block before is scored: pages lie anywhere, and the hardware does not know which comes next.
+for while the block before is scored, the values while those of the block before are added: pages lie anywhere, and the hardware
+does not know which comes next.
 """
 
 from collections.abc import Callable
@@ -138,9 +139,8 @@ class AttentionKernels:
             _begin(v, item, scratch, queries)
             count = end.minimum(BLOCK_POSITIONS)
             self._look_up(v, item, v.emitter.integer(0), count, scratch.addresses)
-            values = item.page_size * item.head_dim * self.number_bytes
             self._ask_for(v, item, scratch.addresses, count)
-            self._ask_for(v, item, scratch.addresses, count, values)
+            self._ask_for(v, item, scratch.addresses, count, self._to_value(item))
             with v.emitter.loop(0, end, BLOCK_POSITIONS) as first:
                 block = _block(item, scratch, queries, first, end)
                 with v.emitter.when(block.next_count > 0):
@@ -156,6 +156,10 @@ class AttentionKernels:
     @property
     def _suffix(self) -> str:
         return "f16" if self.is_half else "f32"
+
+    def _to_value(self, item: Item) -> Int:
+        """From a key to its value."""
+        return item.page_size * item.head_dim * self.number_bytes
 
     def _load(self, v: Vectors, address: Int) -> Vector:
         return v.load_halfs(address) if self.is_half else v.load(address)
@@ -208,7 +212,7 @@ class AttentionKernels:
 
     def _add_values(self, v: Vectors, block: Block, tiles: dict[tuple[int, int], Function]) -> None:
         k, item, scratch = v.emitter, block.item, block.scratch
-        values = item.page_size * item.head_dim * self.number_bytes
+        values = self._to_value(item)
         whole = item.head_dim - item.head_dim % (_VALUE_VECTORS * v.lanes)
 
         def emit(tile: Function, first: Int, column: Int) -> None:

@@ -3,7 +3,7 @@
 Must not know: what the program does, models, who wants it.
 
 The cache's key is a digest of everything that decides the code: the source files of this package, how weights lie in memory,
-the version of LLVM and of its Python binding, the processor, and the size and number of its vectors.
+the version of LLVM and of its Python binding, the processor, and what is used of it.
 """
 
 import ctypes
@@ -18,10 +18,12 @@ import llvmlite
 from llvmlite import binding
 
 from layered_llm.runtime import matrices, panels
+from layered_llm.runtime.panels import PanelLayout
 from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.step_program import define_program
+from layered_llm.runtime.simd.support import panels_for
 from layered_llm.runtime.simd.vectors import VectorModule
 
 _LOG: Final = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ class Program:
     """Takes the control block's address."""
     follow: Callable[[int, int], None]
     """Takes the control block's address and the thread's number."""
+    panels: PanelLayout
+    """How matrices of blocks must lie for it."""
     _library: Any
 
 
@@ -50,7 +54,7 @@ def load_program(machine: Machine, cache_directory: Path | None) -> Program:
     library, addresses = link(code, ("lead", "follow"), machine)
     lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(addresses["lead"])
     follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["follow"])
-    return Program(lead=lead, follow=follow, library=library)
+    return Program(lead=lead, follow=follow, panels=panels_for(machine), library=library)
 
 
 def compile_program(machine: Machine) -> bytes:

@@ -16,7 +16,7 @@ LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 
 
 TASK_ROWS: Final = 32
-"""A multiple of the numbers of every vector, and of a panel's rows."""
+"""A multiple of the numbers of every vector, of a panel's rows, and of a block of digits: a gate task gives whole ones."""
 
 
 class Word(enum.IntEnum):
@@ -78,15 +78,16 @@ class Word(enum.IntEnum):
     ADDED = enum.auto()
     """fp32 [tokens, hidden]: what a block adds to it."""
     NORMED = enum.auto()
-    """fp32 [tokens, hidden]."""
+    """fp32 [tokens, hidden]; or digits in the same bytes, if that is what the next tasks take."""
     QKV = enum.auto()
     """fp32 [tokens, (heads + 2 kv_heads) head_dim]."""
     QUERIES = enum.auto()
-    """fp32 [kv_heads, tokens, queries of a kv head, head_dim]: rotated and scaled."""
+    """fp32 [kv_heads, tokens, queries of a kv head, head_dim]: rotated and scaled. Behind the last attention, what is kept of
+    `ATTENDED`."""
     ATTENDED = enum.auto()
-    """fp32 [tokens, heads * head_dim]."""
+    """fp32 [tokens, heads * head_dim], or digits."""
     ACTIVATED = enum.auto()
-    """fp32 [tokens, intermediate]."""
+    """fp32 [tokens, intermediate], or digits."""
     LOGITS = enum.auto()
     """fp32 [head tokens, vocabulary]."""
     SCRATCH = enum.auto()

@@ -30,6 +30,8 @@ class Crew:
         self.control[Word.THREADS] = threads
         self.control[Word.COUNTERS] = address_of(self.control[words:])
         self.control[Word.SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+        self.panels: Final = program.panels
+        """How matrices of blocks must lie for what the threads do."""
         self._lead: Callable[[int], None] = program.lead
         self._works = threading.Lock()
         followers = [

@@ -40,7 +40,7 @@ class SimdDecoder:
         self._config = config
         self._pool = pool
         self._crew = crew
-        self._tables = ModelTables.of(weights)
+        self._tables = ModelTables.of(weights, crew.panels)
         self._rotations = RotationTable(config)
         self._rotated_positions = 0
         """That the tables cover to which the words point."""

@@ -3,33 +3,38 @@
 Must not know: weights, models, where the numbers come from.
 
 The 32 numbers of a block become whole multiples of a step, a power of two that makes the largest magnitude some 2^22 to 2^23
-steps: each is off by half a step at most, some 2^-23 of that largest one or less, which a sum of fp32 numbers loses too. A
-whole number is d2 * 2^16 + d1 * 2^8 + d0 with digits of -128 to 127. A block lies where its numbers lay, in as many bytes:
+steps: each is off by half a step at most, some 2^-23 of that largest one or less. fp32 numbers are nearer to what they stand
+for where they are small beside it, so that it must not be much larger than the others: one that is larger than all of them
+together stays out, as an outlier, and is multiplied by itself. A whole number is d2 * 2^16 + d1 * 2^8 + d0 with digits of -128
+to 127. A block lies where its numbers lay, in as many bytes:
 
     32 bytes of d2, then of d1, then of d0
-    int32: -8 times the sum of d0, of d1, of d2; -128 times the same
-    fp32: the step; the sum of the block's numbers
+    int32: -8 times the sum of d0, of d1, of d2: what sums begin with for codes that lie 8 too high
+    4 bytes of no meaning
+    fp32: the outlier, 0 where there is none; int32: its column
+    fp32: the step; the sum of the block's other numbers
 
-The integers are what sums begin with where weights lie 8 or 128 too high. What is not finite makes the step not a number, and
-so every product with it.
+What is not finite, or has the largest of all exponents, makes the step not a number, and so every product with the block.
 
 Ozaki et al., Error-free transformations of matrix multiplication by using fast routines of matrix multiplication, 2012, split
 both factors so; weights of blocks are whole numbers of one digit already.
 """
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
-from layered_llm.runtime.simd.emitter import I32, Function, Int
+from layered_llm.runtime.simd.emitter import I32, Bool, Function, Int
 from layered_llm.runtime.simd.integers import Integers
-from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, VectorModule, Vectors
+from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 
 DIGITS_COLUMNS: Final = 32
 """Numbers of a block: those of a block of weights."""
 DIGITS: Final = 3
 """Of a number, the highest first."""
+START_OFFSET: Final = 8
+"""By how much the codes lie too high for which a block knows what sums begin with."""
 _RADIX: Final = 256
 _STEP_BITS: Final = 22
 """The exponent of the largest magnitude over that of the step."""
@@ -38,14 +43,15 @@ _HIGH_BITS: Final = 1 << 17
 _EXPONENT_PLACE: Final = 23
 """Fp32 numbers have their exponent in the bits from here on."""
 _EXPONENT_OF_1: Final = 127
-_NO_NUMBER: Final = 0xFF << _EXPONENT_PLACE
-"""The exponent of what is not finite."""
+_NO_EXPONENT: Final = 0xFF << _EXPONENT_PLACE
+"""Of what is not finite."""
+_NO_NUMBER: Final = _NO_EXPONENT + 1
 _SMALLEST_BITS: Final = (_EXPONENT_OF_1 - 100) << _EXPONENT_PLACE
 """2^-100: the largest magnitude of a block of smaller numbers counts as this, so that fp32 has the step and its inverse."""
 _BLOCK_BYTES: Final = DIGITS_COLUMNS * F32_BYTES
-_STARTS: Final = {8: DIGITS * DIGITS_COLUMNS, 128: DIGITS * (DIGITS_COLUMNS + F32_BYTES)}
-"""Where the integers lie that sums begin with, for weights that lie so much too high."""
-_STEP: Final = DIGITS * (DIGITS_COLUMNS + 2 * F32_BYTES)
+_STARTS: Final = DIGITS * DIGITS_COLUMNS
+_OUTLIER: Final = _STARTS + 4 * F32_BYTES
+_STEP: Final = _OUTLIER + 2 * F32_BYTES
 
 
 @attrs.frozen
@@ -62,9 +68,17 @@ class DigitBlock:
         """Where 4 digits of neighbouring numbers lie, `digit` of 0 being the highest."""
         return self.address + (digit * DIGITS_COLUMNS + word * F32_BYTES)
 
-    def start(self, offset: int, digit: int) -> Int:
-        """Where an integer sum begins for weights that lie `offset` too high, 8 or 128."""
-        return self.address + (_STARTS[offset] + (DIGITS - 1 - digit) * F32_BYTES)
+    def start(self, digit: int) -> Int:
+        """Where an integer sum begins for codes that lie `START_OFFSET` too high."""
+        return self.address + (_STARTS + (DIGITS - 1 - digit) * F32_BYTES)
+
+    @property
+    def outlier(self) -> Int:
+        return self.address + _OUTLIER
+
+    @property
+    def outlier_column(self) -> Int:
+        return self.address + (_OUTLIER + F32_BYTES)
 
     @property
     def step(self) -> Int:
@@ -72,7 +86,7 @@ class DigitBlock:
 
     @property
     def total(self) -> Int:
-        """The sum of the numbers."""
+        """The sum of the numbers but the outlier."""
         return self.address + (_STEP + F32_BYTES)
 
 
@@ -87,10 +101,15 @@ def define_write_digits(module: VectorModule) -> Function:
 
 
 def _write_block(v: Vectors, block: DigitBlock) -> None:
-    integers, builder = Integers(v), v.builder
-    parts = [v.load(block.address + offset) for offset in range(0, _BLOCK_BYTES, v.vector_bytes)]
-    step, steps = _step_for(v, parts)
-    whole = [integers.nearest(part * steps) for part in parts]
+    integers = Integers(v)
+    parts = [v.accumulator(v.load(block.address + offset)) for offset in range(0, _BLOCK_BYTES, v.vector_bytes)]
+    largest = v.accumulator(_largest(v, parts))
+    v.emitter.store_int32(block.outlier, v.emitter.integer(0))
+    with v.emitter.when(_exceeds_all_others(v, largest.get(), parts)):
+        _take_outlier(v, block, largest.get(), parts)
+        largest.set(_largest(v, parts))
+    step, inverse = _step_for(v, largest.get())
+    whole = [integers.nearest(part.get() * inverse) for part in parts]
     sums = []
     for lower in range(DIGITS):
         left = [integers.without_low_bytes(part, lower) for part in whole]
@@ -98,22 +117,51 @@ def _write_block(v: Vectors, block: DigitBlock) -> None:
             integers.store_low_bytes(block.word(DIGITS - 1 - lower, 0) + number * v.lanes, part)
         sums.append(integers.added(left))
     totals = integers.sums(sums)
-    above = builder.mul(integers.quad_behind(totals), integers.quad([_RADIX] * 4))
-    negative = builder.sub(above, totals)
-    for offset in _STARTS:
-        v.store_quad(block.start(offset, DIGITS - 1), builder.mul(negative, integers.quad([offset] * 4)))
+    v.store_quad(block.start(DIGITS - 1), _starts(v, totals))
     v.store_lane(block.step, step)
     v.store_lane(block.total, integers.spread_first(totals) * step)
 
 
-def _step_for(v: Vectors, parts: list[Vector]) -> tuple[Vector, Vector]:
-    """The step, and what it is the inverse of."""
+def _largest(v: Vectors, parts: list[Accumulator]) -> Vector:
+    """The largest magnitude in all lanes; not a number where one is none."""
+    integers = Integers(v)
+    magnitudes = (integers.magnitude_bits(part.get()) for part in parts)
+    return v.of_bits(integers.spread_largest(functools.reduce(integers.larger, magnitudes, v.same(I32, _SMALLEST_BITS))))
+
+
+def _exceeds_all_others(v: Vectors, largest: Vector, parts: list[Accumulator]) -> Bool:
+    """Then there is one such number."""
+    integers = Integers(v)
+    magnitudes = [v.of_bits(integers.magnitude_bits(part.get())) for part in parts]
+    return v.is_first_larger(largest + largest, v.spread_sum(functools.reduce(Vector.__add__, magnitudes)))
+
+
+def _take_outlier(v: Vectors, block: DigitBlock, largest: Vector, parts: list[Accumulator]) -> None:
+    """Puts 0 in its place."""
+    integers, nothing = Integers(v), v.constant(0.0)
+    outlier, column = nothing, nothing
+    for number, part in enumerate(parts):
+        is_it = v.builder.icmp_signed("==", integers.magnitude_bits(part.get()), integers.of(largest))
+        columns = v.lane_numbers() + v.constant(number * v.lanes)
+        outlier, column = outlier + v.selected(is_it, part.get(), nothing), column + v.selected(is_it, columns, nothing)
+        part.set(v.selected(is_it, nothing, part.get()))
+    v.store_lane(block.outlier, v.spread_sum(outlier))
+    v.store_lane(block.outlier_column, v.of_bits(integers.nearest(v.spread_sum(column))))
+
+
+def _step_for(v: Vectors, largest: Vector) -> tuple[Vector, Vector]:
+    """The step and its inverse."""
     integers, builder = Integers(v), v.builder
-    bits = functools.reduce(integers.larger, map(integers.magnitude_bits, parts), v.same(I32, _SMALLEST_BITS))
-    raised = builder.add(integers.spread_largest(bits), v.same(I32, _HIGH_BITS))
-    exponent = builder.and_(raised, v.same(I32, _NO_NUMBER))
+    exponent = builder.and_(builder.add(integers.of(largest), v.same(I32, _HIGH_BITS)), v.same(I32, _NO_EXPONENT))
     step = builder.sub(exponent, v.same(I32, _STEP_BITS << _EXPONENT_PLACE))
-    is_number = builder.icmp_unsigned("<", exponent, v.same(I32, _NO_NUMBER))
-    step = builder.select(is_number, step, v.same(I32, _NO_NUMBER + 1))
-    steps = builder.sub(v.same(I32, (2 * _EXPONENT_OF_1 + _STEP_BITS) << _EXPONENT_PLACE), exponent)
-    return v.of_bits(step), v.of_bits(steps)
+    is_number = builder.icmp_unsigned("<", exponent, v.same(I32, _NO_EXPONENT))
+    step = builder.select(is_number, step, v.same(I32, _NO_NUMBER))
+    inverse = builder.sub(v.same(I32, (2 * _EXPONENT_OF_1 + _STEP_BITS) << _EXPONENT_PLACE), exponent)
+    return v.of_bits(step), v.of_bits(inverse)
+
+
+def _starts(v: Vectors, totals: Any) -> Any:
+    """From the sums of the whole numbers, of what is left without the lowest digit, and without two."""
+    integers, builder = Integers(v), v.builder
+    sums = builder.sub(totals, builder.mul(integers.quad_behind(totals), integers.quad([_RADIX] * 4)))
+    return builder.mul(sums, integers.quad([-START_OFFSET] * 4))

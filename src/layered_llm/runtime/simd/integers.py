@@ -30,10 +30,6 @@ class Integers:
     def kind(self) -> Any:
         return self.vectors.lanes_of(I32)
 
-    @property
-    def zeros(self) -> Any:
-        return self.vectors.same(I32, 0)
-
     def load(self, address: Int) -> Any:
         return self.vectors.load_words(address)
 
@@ -49,7 +45,7 @@ class Integers:
         """Ties to even; -2^31 for what is not a number or beyond the range."""
         v = self.vectors
         if v.lanes == WIDE_LANES:
-            name, more = "llvm.x86.avx512.mask.cvtps2dq.512", [self.zeros, ir.Constant(I16, -1), I32(_ROUNDING_OF_MACHINE)]
+            name, more = "llvm.x86.avx512.mask.cvtps2dq.512", [v.same(I32, 0), ir.Constant(I16, -1), I32(_ROUNDING_OF_MACHINE)]
         else:
             name, more = "llvm.x86.avx.cvt.ps2dq.256", []
         function = v.module.code.intrinsic(name, self.kind, [v.kind, *(each.type for each in more)])
@@ -65,6 +61,14 @@ class Integers:
         builder, same = self.vectors.builder, self.vectors.same
         halves = sum(1 << (8 * number + 7) for number in range(count))
         return builder.ashr(builder.add(integers, same(I32, halves)), same(I32, 8 * count)) if count else integers
+
+    def field(self, integers: Any, place: Int, mask: int) -> Any:
+        """The bits of each from `place` on that `mask` leaves."""
+        builder, v = self.vectors.builder, self.vectors
+        return builder.and_(builder.lshr(integers, v.spread_int32(place)), v.same(I32, mask))
+
+    def times_power(self, integers: Any, exponent: int) -> Any:
+        return self.vectors.builder.shl(integers, self.vectors.same(I32, exponent))
 
     def low_nibbles(self, integers: Any) -> Any:
         """Of each byte."""
@@ -101,10 +105,13 @@ class Integers:
         numbers = v.builder.sitofp(quad, v.lanes_of(F32, _QUAD))
         return Vector(v, self._shuffled(numbers, numbers, [0] * v.lanes))
 
+    def of(self, x: Vector) -> Any:
+        """The bits of its numbers."""
+        return self.vectors.builder.bitcast(x.value, self.kind)
+
     def magnitude_bits(self, x: Vector) -> Any:
         """Those of what is not a number are the largest."""
-        bits = self.vectors.builder.bitcast(x.value, self.kind)
-        return self.vectors.builder.and_(bits, self.vectors.same(I32, _MAGNITUDE_BITS))
+        return self.vectors.builder.and_(self.of(x), self.vectors.same(I32, _MAGNITUDE_BITS))
 
     def larger(self, x: Any, y: Any) -> Any:
         """Of each pair, as unsigned numbers."""

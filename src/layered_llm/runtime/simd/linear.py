@@ -2,10 +2,10 @@
 
 Must not know: models, how rows are shared out between threads.
 
-Weights are expanded in registers, once for up to 4 tokens (8 where there are 32 registers), as they come from memory. Many
-tokens would expand them again and again: they are expanded into a scratch that stays in the cache, and multiplied in register
-tiles from there. Columns are taken in blocks, so that this scratch stays small; the blocks depend on the number of columns
-alone.
+Blocks of weights are multiplied as bytes where the processor can (`byte_products.py`). Other weights, or all of them, are
+expanded in registers, once for up to 4 tokens (8 where there are 32 registers), as they come from memory. Many tokens would
+expand them again and again: they are expanded into a scratch that stays in the cache, and multiplied in register tiles from
+there. Columns are taken in blocks, so that this scratch stays small; the blocks depend on the number of columns alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,10 @@ import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.panels import PANEL_ROWS, has_panels
-from layered_llm.runtime.simd.byte_products import define_byte_linear, expand_lane_row
+from layered_llm.runtime.simd.byte_products import define_byte_linear
 from layered_llm.runtime.simd.dot_tiles import Operands, Tile, define_tile
 from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.lane_units import expand_lane_row
 from layered_llm.runtime.simd.machine import WIDE_LANES
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import (
@@ -56,12 +57,12 @@ class LinearKernels:
     def define(self, weight_format: WeightFormat) -> Function:
         """Multiplies tokens with weight rows of this format. The function's arguments, strides in bytes:
 
-        x, x_stride ([tokens, columns]), w, w_stride (from a row to the next; of formats with blocks, from a panel), columns,
-        y, y_stride ([tokens, rows]), tokens, rows, scratch (fp32, as many as `scratch_floats` says).
+        x, x_stride ([tokens, columns], fp32 or digits), w, w_stride (from a row to the next; of formats with blocks, from a
+        panel), columns, y, y_stride ([tokens, rows]), tokens, rows, scratch (fp32, as many as `scratch_floats` says).
         """
 
-        if self.module.has_byte_products and has_panels(weight_format):
-            return define_byte_linear(self.module, weight_format)
+        if _is_of_bytes(self.module, weight_format):
+            return define_byte_linear(self.module, weight_format, LINEAR_PARAMETERS)
 
         def emit(v: Vectors, *arguments: Int) -> None:
             operands, (tokens, rows, scratch) = Operands(*arguments[:7]), arguments[7:]
@@ -138,7 +139,7 @@ class LinearKernels:
 def expand_row(v: Vectors, weight_format: WeightFormat, *arguments: Int) -> None:
     """Writes one row of a matrix as fp32. Arguments: w, w_stride (as for linear layers), row, columns, target."""
     w, w_stride, row, columns, target = arguments
-    if v.module.has_byte_products and has_panels(weight_format):
+    if _is_of_bytes(v.module, weight_format):
         expand_lane_row(v, weight_format, *arguments)
         return
     if not has_panels(weight_format):
@@ -148,6 +149,11 @@ def expand_row(v: Vectors, weight_format: WeightFormat, *arguments: Int) -> None
     with v.emitter.loop(0, columns, MAX_BLOCK_COLUMNS) as first:
         at, count = panel + first // UNIT_COLUMNS * unit_bytes(weight_format), (columns - first).minimum(MAX_BLOCK_COLUMNS)
         _expand_panel(v, weight_format, at, count, row % PANEL_ROWS, target + first * F32_BYTES, rows=1)
+
+
+def _is_of_bytes(module: VectorModule, weight_format: WeightFormat) -> bool:
+    """Whether weights of this format lie for products of bytes."""
+    return module.has_byte_products and has_panels(weight_format)
 
 
 def _expand_all(v: Vectors, weight_format: WeightFormat, block: Operands, *arguments: Int) -> None:

@@ -10,8 +10,6 @@ from typing import Final
 import attrs
 from llvmlite import binding
 
-from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
-
 LINE_BYTES: Final = 64
 """Of a cache line."""
 NARROW_LANES: Final = 8
@@ -36,11 +34,6 @@ class Machine:
     """Vector registers."""
     has_byte_products: bool
     """Whether an instruction adds 4 products of bytes to each of a vector's 32-bit sums (VNNI)."""
-
-    @property
-    def panels(self) -> PanelLayout:
-        """How matrices of blocks lie for the kernels."""
-        return byte_panels(self.lanes) if self.has_byte_products else FLOAT_PANELS
 
 
 def find_machine() -> Machine | str:

@@ -1,4 +1,4 @@
-"""Whether the generated kernels can execute a model on this machine.
+"""Whether the generated kernels can execute a model on this machine, and how its weights must lie for them.
 
 Must not know: how, who asks.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
 from layered_llm.runtime.simd.digits import DIGITS_COLUMNS
 from layered_llm.runtime.simd.machine import NARROW_LANES, Machine, find_machine
 
@@ -36,6 +37,11 @@ def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
     if _fits(machine.lanes, config.head_dim, sizes.values()):
         return machine
     return attrs.evolve(machine, lanes=NARROW_LANES)
+
+
+def panels_for(machine: Machine) -> PanelLayout:
+    """How matrices of blocks lie for the kernels that are generated for `machine`."""
+    return byte_panels(machine.lanes) if machine.has_byte_products else FLOAT_PANELS
 
 
 def _fits(lanes: int, head_dim: int, sizes: Iterable[int]) -> bool:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.panels import Matrix, PanelMatrix, has_panels
+from layered_llm.runtime.panels import Matrix, PanelLayout, PanelMatrix, has_panels
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
+from layered_llm.runtime.simd.digits import DIGITS_COLUMNS
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_kernels import FORMAT_NUMBERS
 
@@ -27,23 +28,32 @@ def tasks_of(matrix: Matrix, bias: Float32s | None = None) -> Int64s:
     tasks[:, TaskWord.STRIDE] = stride
     tasks[:, TaskWord.ROWS] = np.minimum(TASK_ROWS, matrix.rows - firsts)
     tasks[:, TaskWord.OUTPUT] = firsts
-    tasks[:, TaskWord.TAKES_DIGITS] = isinstance(matrix, PanelMatrix) and matrix.layout.is_for_bytes
+    tasks[:, TaskWord.TAKES_DIGITS] = _takes_digits(matrix)
     if bias is not None:
         tasks[:, TaskWord.BIAS] = address_of(bias) + firsts * bias.itemsize
     return tasks
 
 
-def gate_up_tasks(weights: LinearWeights) -> Int64s:
-    """[pairs * 2, words]: a task of the gate, then the same rows of the up projection."""
+def gate_up_tasks(weights: LinearWeights, *, takes_digits: bool) -> Int64s:
+    """[pairs * 2, words]: a task of the gate, then the same rows of the up projection.
+
+    Raises InvariantViolated where the gate ends within a panel or, if what reads its result may take digits, within a block.
+    """
     half, step = weights.matrix.rows // 2, _stride_rows(weights.matrix)
     if half % step:
         raise InvariantViolated(f"{half} rows of a gate end within a panel of {step}")
+    if takes_digits and (half % DIGITS_COLUMNS or TASK_ROWS % DIGITS_COLUMNS):
+        raise InvariantViolated(f"{half} rows of a gate in tasks of {TASK_ROWS} are no whole blocks of {DIGITS_COLUMNS}")
     parts = []
     for first in (0, half):
         data = weights.matrix.data[first // step : (first + half) // step]
         bias = None if weights.bias is None else weights.bias[first : first + half]
         parts.append(tasks_of(attrs.evolve(weights.matrix, rows=half, data=data), bias))
     return np.stack(parts, axis=1).reshape(-1, len(TaskWord))
+
+
+def _takes_digits(matrix: Matrix) -> bool:
+    return isinstance(matrix, PanelMatrix) and matrix.layout.is_for_bytes
 
 
 def _stride_rows(matrix: Matrix) -> int:
@@ -66,7 +76,10 @@ class ModelTables:
     """What the rows of `layers` point to."""
 
     @classmethod
-    def of(cls, weights: DecoderWeights) -> "ModelTables":
+    def of(cls, weights: DecoderWeights, panels: PanelLayout) -> "ModelTables":
+        """Raises InvariantViolated for matrices that lie in other panels."""
+        if any(isinstance(matrix, PanelMatrix) and matrix.layout != panels for matrix in weights.matrices()):
+            raise InvariantViolated("a matrix does not lie in the panels that the kernels read")
         kept: list[Int64s] = []
         layers = np.zeros((len(weights.layers), len(LayerWord)), np.int64)
         for row, layer in zip(layers, weights.layers, strict=True):
@@ -92,7 +105,7 @@ def _fill_layer(row: Int64s, layer: LayerWeights, kept: list[Int64s]) -> None:
     linears = {
         LayerWord.QKV_TASKS: tasks_of(layer.qkv.matrix, layer.qkv.bias),
         LayerWord.OUTPUT_TASKS: tasks_of(layer.output.matrix, layer.output.bias),
-        LayerWord.GATE_UP_TASKS: gate_up_tasks(layer.gate_up),
+        LayerWord.GATE_UP_TASKS: gate_up_tasks(layer.gate_up, takes_digits=_takes_digits(layer.down.matrix)),
         LayerWord.DOWN_TASKS: tasks_of(layer.down.matrix, layer.down.bias),
     }
     for word, tasks in linears.items():

@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 from llvmlite import ir
 
-from layered_llm.runtime.simd.emitter import I8, I32, CodeModule, Emitter, Function, Int
+from layered_llm.runtime.simd.emitter import I8, I32, Bool, CodeModule, Emitter, Function, Int
 
 F32: Final = ir.FloatType()
 HALF: Final = ir.HalfType()
@@ -199,11 +199,11 @@ class Vectors:
 
     def maximum(self, x: Vector, y: Vector) -> Vector:
         """The larger number of each pair; `y` where one is not a number."""
-        return self._selected(self.builder.fcmp_ordered(">", x.value, y.value), x, y)
+        return self.selected(self.builder.fcmp_ordered(">", x.value, y.value), x, y)
 
     def minimum(self, x: Vector, y: Vector) -> Vector:
         """The smaller number of each pair; `y` where one is not a number."""
-        return self._selected(self.builder.fcmp_ordered("<", x.value, y.value), x, y)
+        return self.selected(self.builder.fcmp_ordered("<", x.value, y.value), x, y)
 
     def exp(self, x: Vector) -> Vector:
         """e^x within 2 units in the last place; 0 below -87, e^88 above 88.
@@ -222,14 +222,14 @@ class Vectors:
         exponent = builder.add(builder.fptosi(turns.value, integers), self.same(I32, 127))
         power = Vector(self, builder.bitcast(builder.shl(exponent, self.same(I32, 23)), self.kind))
         is_low = builder.fcmp_ordered("<", x.value, self.constant(_EXP_LOWEST).value)
-        return self._selected(is_low, self.constant(0.0), mantissa * power)
+        return self.selected(is_low, self.constant(0.0), mantissa * power)
 
     def first_lanes(self, count: Int, x: Vector, otherwise: Vector) -> Vector:
         """The first `count` numbers of `x`, the others of `otherwise`."""
         numbers = self.lanes_of(I32)
         bound = self.spread_int32(count)
         is_first = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(self.lanes))), bound)
-        return self._selected(is_first, x, otherwise)
+        return self.selected(is_first, x, otherwise)
 
     def sums(self, four: Sequence[Vector]) -> Any:
         """<4 x float>: the sum of each of 4 vectors; the order within a vector is the same for all."""
@@ -281,6 +281,10 @@ class Vectors:
         """0, 1, 2 …"""
         return Vector(self, ir.Constant(self.kind, [float(lane) for lane in range(self.lanes)]))
 
+    def is_first_larger(self, x: Vector, y: Vector) -> Bool:
+        """Of the first numbers; not where one is none."""
+        return Bool(self.emitter, self._first(self.builder.fcmp_ordered(">", x.value, y.value)))
+
     def of_integers(self, integers: Any) -> Vector:
         """A vector of int32 as fp32."""
         return Vector(self, self.builder.sitofp(integers, self.kind))
@@ -298,7 +302,8 @@ class Vectors:
         """The integer as fp32, in all lanes."""
         return self._spread(self.builder.sitofp(number.value, F32))
 
-    def _selected(self, condition: Any, x: Vector, y: Vector) -> Vector:
+    def selected(self, condition: Any, x: Vector, y: Vector) -> Vector:
+        """In each lane, the number of `x` where the condition holds, else that of `y`."""
         return Vector(self, self.builder.select(condition, x.value, y.value))
 
     def _called(self, name: str, *arguments: Vector) -> Vector:
