@@ -18,7 +18,7 @@ class Block:
     digits: NDArray[np.int64]
     """[3, 32], the highest first."""
     starts: NDArray[np.int64]
-    """[3]: the lowest digit first."""
+    """[2, 2]: for codes that lie 8 and 128 too high; of the highest digit, and of the two others."""
     outlier: float
     column: int
     step: float
@@ -35,7 +35,7 @@ def written(kind: Kind, x: Float32s) -> list[Block]:
     return [
         Block(
             digits=np.frombuffer(raw[:96], np.int8).reshape(3, 32).astype(np.int64),
-            starts=np.frombuffer(raw[96:108], np.int32).astype(np.int64),
+            starts=np.frombuffer(raw[96:112], np.int32).reshape(2, 2).astype(np.int64),
             outlier=float(np.frombuffer(raw[112:116], np.float32)[0]),
             column=int(np.frombuffer(raw[116:120], np.int32)[0]),
             step=float(np.frombuffer(raw[120:124], np.float32)[0]),
@@ -94,8 +94,9 @@ def test_of_two_large_numbers_none_stays_out(kind: Kind) -> None:
 @pytest.mark.parametrize("x", NUMBERS.values(), ids=NUMBERS)
 def test_a_block_knows_the_sums_of_its_digits(x: Float32s, kind: Kind) -> None:
     for block in written(kind, x):
-        sums = block.digits.sum(axis=1)[::-1]
-        assert (-8 * sums).tolist() == block.starts.tolist()
+        high, middle, low = block.digits.sum(axis=1)
+        sums = np.array([high, 256 * middle + low])
+        assert [(-8 * sums).tolist(), (-128 * sums).tolist()] == block.starts.tolist()
         assert np.float32(block.whole.sum()) * np.float32(block.step) == block.total
 
 

@@ -8,15 +8,14 @@ So a product of fp32 numbers costs three of bytes, of which there are four for e
 in the column of a block's outlier. An output's sum has one order whatever is computed beside it.
 """
 
-import math
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.simd.digits import DIGITS, START_OFFSET, DigitBlock
+from layered_llm.runtime.simd.digits import DIGITS, DigitBlock
 from layered_llm.runtime.simd.dot_tiles import PREFETCH_BYTES
-from layered_llm.runtime.simd.emitter import Function, Int
+from layered_llm.runtime.simd.emitter import I32, Function, Int
 from layered_llm.runtime.simd.integers import Integers
 from layered_llm.runtime.simd.lane_units import UNIT_COLUMNS, LaneUnit, lane_unit_bytes, middle_code
 from layered_llm.runtime.simd.machine import LINE_BYTES
@@ -85,7 +84,8 @@ def _add_unit(v: Vectors, unit: LaneUnit, blocks: list[DigitBlock], sums: list[A
     integers, (scale, *lowest) = Integers(v), unit.scales(v)
     middle = middle_code(unit.weight_format)
     middles = [v.fma(v.constant(float(middle)), scale, each) for each in lowest]
-    products = [[_start(v, block, digit, middle) for digit in range(DIGITS)] for block in blocks]
+    # Unsigned codes alone would make sums that are much larger than what is left of them.
+    products = [[integers.splat(block.high_start(middle)), v.same(I32, 0), v.same(I32, 0)] for block in blocks]
     for word, code in enumerate(unit.codes(v)):
         for block, of_digits in zip(blocks, products, strict=True):
             for digit in range(DIGITS):
@@ -93,8 +93,8 @@ def _add_unit(v: Vectors, unit: LaneUnit, blocks: list[DigitBlock], sums: list[A
                 of_digits[digit] = integers.add_products(of_digits[digit], code, digits)
     for block, of_digits, accumulator in zip(blocks, products, sums, strict=True):
         high, *lower = of_digits
-        rest = v.of_integers(integers.joined(*lower))
-        whole = v.fma(v.of_integers(high), v.constant(_HIGH_DIGIT), rest)
+        rest = integers.added([integers.joined(*lower), integers.splat(block.lower_start(middle))])
+        whole = v.fma(v.of_integers(high), v.constant(_HIGH_DIGIT), v.of_integers(rest))
         total = v.fma(whole, scale * v.splat(block.step), accumulator.get())
         for each in middles:
             total = v.fma(each, v.splat(block.total), total)
@@ -103,12 +103,3 @@ def _add_unit(v: Vectors, unit: LaneUnit, blocks: list[DigitBlock], sums: list[A
         with v.emitter.when(v.emitter.load_int32(block.outlier).differs(0)):
             weights = unit.weights(v, v.emitter.load_int32(block.outlier_column))
             accumulator.set(v.fma(weights, v.splat(block.outlier), accumulator.get()))
-
-
-def _start(v: Vectors, block: DigitBlock, digit: int, middle: int) -> Any:
-    """What the sum of products begins with, so that it ends as that with codes without the middle one.
-
-    Unsigned codes alone would make sums that are much larger than what is left of them.
-    """
-    integers = Integers(v)
-    return integers.times_power(integers.splat(block.start(digit)), int(math.log2(middle // START_OFFSET)))

@@ -9,8 +9,7 @@ together stays out, as an outlier, and is multiplied by itself. A whole number i
 to 127. A block lies where its numbers lay, in as many bytes:
 
     32 bytes of d2, then of d1, then of d0
-    int32: -8 times the sum of d0, of d1, of d2: what sums begin with for codes that lie 8 too high
-    4 bytes of no meaning
+    int32: -8 times the sum of d2, and of d1 * 2^8 + d0: what is added for codes that lie 8 too high; -128 times the same
     fp32: the outlier, 0 where there is none; int32: its column
     fp32: the step; the sum of the block's other numbers
 
@@ -33,9 +32,10 @@ DIGITS_COLUMNS: Final = 32
 """Numbers of a block: those of a block of weights."""
 DIGITS: Final = 3
 """Of a number, the highest first."""
-START_OFFSET: Final = 8
-"""By how much the codes lie too high for which a block knows what sums begin with."""
-_RADIX: Final = 256
+OFFSETS: Final = (8, 128)
+"""By how much codes may lie too high."""
+_HIGH: Final = 1 << 16
+"""What d2 counts."""
 _STEP_BITS: Final = 22
 """The exponent of the largest magnitude over that of the step."""
 _HIGH_BITS: Final = 1 << 17
@@ -50,7 +50,7 @@ _SMALLEST_BITS: Final = (_EXPONENT_OF_1 - 100) << _EXPONENT_PLACE
 """2^-100: the largest magnitude of a block of smaller numbers counts as this, so that fp32 has the step and its inverse."""
 _BLOCK_BYTES: Final = DIGITS_COLUMNS * F32_BYTES
 _STARTS: Final = DIGITS * DIGITS_COLUMNS
-_OUTLIER: Final = _STARTS + 4 * F32_BYTES
+_OUTLIER: Final = _STARTS + 2 * len(OFFSETS) * F32_BYTES
 _STEP: Final = _OUTLIER + 2 * F32_BYTES
 
 
@@ -68,9 +68,13 @@ class DigitBlock:
         """Where 4 digits of neighbouring numbers lie, `digit` of 0 being the highest."""
         return self.address + (digit * DIGITS_COLUMNS + word * F32_BYTES)
 
-    def start(self, digit: int) -> Int:
-        """Where an integer sum begins for codes that lie `START_OFFSET` too high."""
-        return self.address + (_STARTS + (DIGITS - 1 - digit) * F32_BYTES)
+    def high_start(self, offset: int) -> Int:
+        """What is added to the sum with d2 for codes that lie `offset` too high."""
+        return self.address + (_STARTS + 2 * OFFSETS.index(offset) * F32_BYTES)
+
+    def lower_start(self, offset: int) -> Int:
+        """The same for the sums with d1 and d0 together."""
+        return self.high_start(offset) + F32_BYTES
 
     @property
     def outlier(self) -> Int:
@@ -110,14 +114,14 @@ def _write_block(v: Vectors, block: DigitBlock) -> None:
         largest.set(_largest(v, parts))
     step, inverse = _step_for(v, largest.get())
     whole = [integers.nearest(part.get() * inverse) for part in parts]
-    sums = []
+    sums = {}
     for lower in range(DIGITS):
         left = [integers.without_low_bytes(part, lower) for part in whole]
         for number, part in enumerate(left):
             integers.store_low_bytes(block.word(DIGITS - 1 - lower, 0) + number * v.lanes, part)
-        sums.append(integers.added(left))
-    totals = integers.sums(sums)
-    v.store_quad(block.start(DIGITS - 1), _starts(v, totals))
+        sums[lower] = integers.added(left)
+    totals = integers.sums([sums[0], sums[DIGITS - 1]])
+    v.store_quad(block.high_start(OFFSETS[0]), _starts(v, totals))
     v.store_lane(block.step, step)
     v.store_lane(block.total, integers.spread_first(totals) * step)
 
@@ -161,7 +165,8 @@ def _step_for(v: Vectors, largest: Vector) -> tuple[Vector, Vector]:
 
 
 def _starts(v: Vectors, totals: Any) -> Any:
-    """From the sums of the whole numbers, of what is left without the lowest digit, and without two."""
+    """From the sums of the whole numbers and of d2."""
     integers, builder = Integers(v), v.builder
-    sums = builder.sub(totals, builder.mul(integers.quad_behind(totals), integers.quad([_RADIX] * 4)))
-    return builder.mul(sums, integers.quad([-START_OFFSET] * 4))
+    high = integers.chosen(totals, [1, 1, 1, 1])
+    sums = builder.sub(integers.chosen(totals, [1, 0, 1, 0]), builder.mul(high, integers.quad([0, _HIGH] * 2)))
+    return builder.mul(sums, integers.quad([-offset for offset in OFFSETS for _ in range(2)]))

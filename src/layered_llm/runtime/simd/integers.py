@@ -67,9 +67,6 @@ class Integers:
         builder, v = self.vectors.builder, self.vectors
         return builder.and_(builder.lshr(integers, v.spread_int32(place)), v.same(I32, mask))
 
-    def times_power(self, integers: Any, exponent: int) -> Any:
-        return self.vectors.builder.shl(integers, self.vectors.same(I32, exponent))
-
     def low_nibbles(self, integers: Any) -> Any:
         """Of each byte."""
         return self.vectors.builder.and_(integers, self.vectors.same(I32, 0x0F0F_0F0F))
@@ -80,24 +77,20 @@ class Integers:
     def added(self, parts: Sequence[Any]) -> Any:
         return functools.reduce(self.vectors.builder.add, parts)
 
-    def sums(self, three: Sequence[Any]) -> Any:
-        """<4 x i32>: the sum of each of 3 vectors, and 0."""
-        builder, (first, second, third) = self.vectors.builder, map(self._folded, three)
-        zeros = ir.Constant(first.type, [0] * _QUAD)
-        pairs = [
-            builder.add(self._shuffled(x, y, [0, 4, 1, 5]), self._shuffled(x, y, [2, 6, 3, 7]))
-            for x, y in ((first, second), (third, zeros))
-        ]
-        x, y = pairs
-        return builder.add(self._shuffled(x, y, [0, 1, 4, 5]), self._shuffled(x, y, [2, 3, 6, 7]))
+    def sums(self, two: Sequence[Any]) -> Any:
+        """<4 x i32>: the sum of each of 2 vectors, in the first places."""
+        first, second = map(self._folded, two)
+        builder = self.vectors.builder
+        pairs = builder.add(self._shuffled(first, second, [0, 4, 1, 5]), self._shuffled(first, second, [2, 6, 3, 7]))
+        return builder.add(pairs, self._shuffled(pairs, pairs, [2, 3, 0, 1]))
 
     def quad(self, numbers: Sequence[int]) -> Any:
         """A constant of 4 numbers."""
         return ir.Constant(self.vectors.lanes_of(I32, _QUAD), list(numbers))
 
-    def quad_behind(self, quad: Any) -> Any:
-        """Each of 4 numbers in the place of the one before; 0 in the last place."""
-        return self._shuffled(quad, self.quad([0] * _QUAD), [1, 2, 3, 4])
+    def chosen(self, quad: Any, places: Sequence[int]) -> Any:
+        """The numbers at these places of 4."""
+        return self._shuffled(quad, quad, places)
 
     def spread_first(self, quad: Any) -> Vector:
         """The first of 4 numbers as fp32, in all lanes."""
