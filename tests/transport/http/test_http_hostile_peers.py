@@ -8,12 +8,13 @@ import trio
 
 from support.http_client import CHAT, SETTINGS, application
 from support.http_engine import FakeEngine
-from support.http_server import H2Client, RunningServer, http_request, read_to_end, read_until, running
+from support.http_server import QUICK, H2Client, RunningServer, http_request, read_to_end, read_until, running
 
 UPGRADE = (
     b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+FRAME_SIZE_ERROR = 6
 SMALL = attrs.evolve(SETTINGS, max_body_bytes=1000)
 
 
@@ -83,6 +84,31 @@ async def test_nothing_behind_a_request_of_doubtful_framing_is_read(
     await client.aclose()
 
 
+CLOSED = http_request("GET", "/health", headers="Connection: close\r\n")
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", b"\n", http_request("GET", "/v1/models"), b"\x00" * 100_000])
+@pytest.mark.parametrize("request_of", [CLOSED, http_request("GET", "/health", version="1.0")], ids=["close", "HTTP/1.0"])
+async def test_bytes_behind_the_last_request_of_a_connection_cost_it_nothing(
+    server: RunningServer, behind: bytes, request_of: bytes
+) -> None:
+    client = await server.connect()
+    await client.send_all(request_of + behind)
+    with trio.fail_after(3):
+        answer = await read_to_end(client)
+    assert (1, True) == (answer.count(b"x-request-id"), answer.endswith(b'{"status":"ok"}'))
+    await client.aclose()
+
+
+async def test_an_empty_line_behind_a_body_is_no_request(server: RunningServer) -> None:
+    client = await server.connect()
+    await client.send_all(http_request("POST", "/nope", {}) + b"\r\n" + http_request("GET", "/health"))
+    with trio.fail_after(3):
+        answer = await read_until(client, b'{"status":"ok"}')
+    assert [b"404", b"200"] == [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    await client.aclose()
+
+
 async def test_a_body_over_the_limit_is_answered_though_its_sender_goes_on(server: RunningServer) -> None:
     body = b"x" * 3_000_000
     client = await server.connect()
@@ -103,6 +129,27 @@ async def test_a_sender_that_never_stops_is_left_after_a_while(server: RunningSe
             await client.send_all(b"x" * 100_000)
 
     await client.aclose()
+
+
+async def test_a_frame_over_the_limit_is_refused_by_its_header(server: RunningServer) -> None:
+    client = await server.connect()
+    settings, longest = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"
+    await client.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + longest)
+    with trio.fail_after(3):
+        answer = await read_to_end(client)
+    goaway = answer[answer.index(b"\x00\x00\x08\x07") :]
+    assert FRAME_SIZE_ERROR == int.from_bytes(goaway[13:17], "big")
+    await client.aclose()
+
+
+async def test_an_http2_connection_that_asks_nothing_is_closed_when_it_was_idle_for_long() -> None:
+    options = attrs.evolve(QUICK, idle_timeout_s=0.1)
+    async with running(application(FakeEngine()), options=options) as server:
+        client = await server.connect()
+        await client.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        with trio.fail_after(3):
+            await read_to_end(client)
+        await client.aclose()
 
 
 async def test_http2_data_behind_an_early_response_harms_nothing(server: RunningServer) -> None:

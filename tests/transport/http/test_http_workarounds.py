@@ -24,7 +24,7 @@ from hypercorn.utils import wrap_app
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import bounded_h2_protocol
+from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import BoundedH2Protocol
 from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
 from layered_llm.transport.http.hypercorn_workarounds.worker import (
@@ -242,7 +242,7 @@ async def ignore(event: Event) -> None:
 async def test_every_http2_stream_hears_of_the_end_of_its_connection_though_the_reader_is_cancelled() -> None:
     app, task_group = cast("AppWrapper", None), cast("TaskGroup", None)
     context, state = WorkerContext(None), ConnectionState(LifespanState())
-    protocol = bounded_h2_protocol(QUICK)(app, Config(), context, task_group, state, False, None, None, ignore)
+    protocol = BoundedH2Protocol(QUICK, app, Config(), context, task_group, state, False, None, None, ignore)
     streams = {1: ToldStream(), 3: ToldStream()}
     protocol.streams.update(cast("dict[int, HTTPStream | WSStream]", streams))
 

@@ -5,24 +5,31 @@ Must not know: the application.
 Faults of upstream:
 * `StreamBuffer.pop` wakes the writer by what it took, and not by what remains: with the peer's window at 0 it takes nothing,
   always wakes, and the buffer grows without bound.
+* A frame that is longer than allowed is refused when all of it has come: 16 MB of a connection that has asked nothing yet.
 * DATA behind a response that did not wait for it raises KeyError.
+* A connection that begins with HTTP/2's preface and asks nothing is never closed.
 * A peer that never opens its window holds the handler for ever, in `push` and in `drain`.
 * A stream is forgotten before its exchange is told of the disconnect. A reader that is cancelled in between, as it is when its
   peer has left, leaves an exchange that never learns of it.
 """
 
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 import h2.errors
 import h2.events
 import h2.exceptions
 import trio
+from h2.frame_buffer import FrameBuffer
+from hypercorn.events import Updated
 from hypercorn.protocol.events import Event, StreamClosed
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hyperframe.frame import Frame
 
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
 
+_LENGTH_BYTES: Final = 3
+_HEADER_BYTES: Final = 9
 _TELL_S: Final = 1.0
 """How long an exchange may take to hear of a disconnect; it takes none, unless it has stopped listening."""
 
@@ -40,42 +47,61 @@ class BoundedStreamBuffer(StreamBuffer):
         return data
 
 
-def bounded_h2_protocol(options: ServerOptions) -> type[H2Protocol]:
-    """The class that stands in for `hypercorn.protocol.H2Protocol`, which takes no options."""
+class PromptFrameBuffer(FrameBuffer):
+    """Stands in for h2's own: judges a frame's length by its header."""
 
-    class BoundedH2Protocol(H2Protocol):
-        """Resets a stream whose peer takes nothing for the write timeout."""
+    def __next__(self) -> Frame:
+        if len(self._data) >= _HEADER_BYTES:
+            self._validate_frame_length(int.from_bytes(self._data[:_LENGTH_BYTES], "big"))
+        return super().__next__()
 
-        async def _handle_events(self, events: list[h2.events.Event]) -> None:
-            for event in events:
-                if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
-                    self._discard(event)
-                else:
-                    await super()._handle_events([event])
 
-        def _discard(self, event: h2.events.DataReceived) -> None:
-            # The bytes count against the connection's window, which the other streams need.
-            with contextlib.suppress(h2.exceptions.ProtocolError):
-                self.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+class BoundedH2Protocol(H2Protocol):
+    """Stands in for `hypercorn.protocol.H2Protocol`, which takes no options.
 
-        async def stream_send(self, event: Event) -> None:
-            if isinstance(event, StreamClosed):
-                await super().stream_send(event)
-                return
-            with trio.move_on_after(options.write_timeout_s) as scope:
-                await super().stream_send(event)
-            if scope.cancelled_caught:
-                await self._reset(event.stream_id)
+    Resets a stream whose peer takes nothing for the write timeout.
+    """
 
-        async def _close_stream(self, stream_id: int) -> None:
-            with trio.move_on_after(_TELL_S, shield=True):
-                await super()._close_stream(stream_id)
+    def __init__(self, options: ServerOptions, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._write_timeout_s = options.write_timeout_s
+        frames = PromptFrameBuffer(server=True)
+        frames.max_frame_size = self.connection.max_inbound_frame_size
+        self.connection.incoming_buffer = frames
 
-        async def _reset(self, stream_id: int) -> None:
-            # Where the stream or the connection ended meanwhile, nothing is left to do.
-            with contextlib.suppress(h2.exceptions.ProtocolError):
-                self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
-            await self._flush()
-            await self._close_stream(stream_id)
+    async def initiate(self, *arguments: Any) -> None:
+        await super().initiate(*arguments)
+        if not self.streams:
+            await self.send(Updated(idle=True))
 
-    return BoundedH2Protocol
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        for event in events:
+            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+                self._discard(event)
+            else:
+                await super()._handle_events([event])
+
+    def _discard(self, event: h2.events.DataReceived) -> None:
+        # The bytes count against the connection's window, which the other streams need.
+        with contextlib.suppress(h2.exceptions.ProtocolError):
+            self.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+
+    async def stream_send(self, event: Event) -> None:
+        if isinstance(event, StreamClosed):
+            await super().stream_send(event)
+            return
+        with trio.move_on_after(self._write_timeout_s) as scope:
+            await super().stream_send(event)
+        if scope.cancelled_caught:
+            await self._reset(event.stream_id)
+
+    async def _close_stream(self, stream_id: int) -> None:
+        with trio.move_on_after(_TELL_S, shield=True):
+            await super()._close_stream(stream_id)
+
+    async def _reset(self, stream_id: int) -> None:
+        # Where the stream or the connection ended meanwhile, nothing is left to do.
+        with contextlib.suppress(h2.exceptions.ProtocolError):
+            self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+        await self._flush()
+        await self._close_stream(stream_id)

@@ -29,7 +29,8 @@ from hypercorn.typing import AppWrapper
 from hypercorn.utils import check_multiprocess_shutdown_event
 
 from layered_llm.transport.http.hypercorn_workarounds.accept_log import sparse_accept_errors
-from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import BoundedStreamBuffer, bounded_h2_protocol
+from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import BoundedH2Protocol, BoundedStreamBuffer
+from layered_llm.transport.http.hypercorn_workarounds.h11_protocol import TolerantH11Protocol
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions, configure
 from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer
 
@@ -81,7 +82,7 @@ def install(
     configure(Config, options)
     worker_serve = partial(serve_observed, on_shutdown_requested, until_drained=until_drained)
     _replace(hypercorn.trio.run, TCPServer=partial(WatchedTCPServer, options), worker_serve=worker_serve)
-    _replace(hypercorn.protocol, H2Protocol=bounded_h2_protocol(options))
+    _replace(hypercorn.protocol, H11Protocol=TolerantH11Protocol, H2Protocol=partial(BoundedH2Protocol, options))
     _replace(hypercorn.protocol.h2, StreamBuffer=BoundedStreamBuffer)
     _replace(hypercorn.asyncio.run, _run=partial(_run_under_trio, worker_serve))
 
