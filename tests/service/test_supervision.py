@@ -100,6 +100,18 @@ def test_a_ready_generation_that_dies_is_restarted_a_bounded_number_of_times(sup
     assert [EnginePhase.RESTARTING] * MAX_RESTARTS + [EnginePhase.FAILED] == phases
 
 
+def test_the_end_of_restarts_is_told_with_their_number(supervision: Supervision) -> None:
+    for death in range(MAX_RESTARTS):
+        make_ready(supervision)
+        supervision.generation_died("killed", now_s=float(death))
+    make_ready(supervision)
+    hello(supervision)
+
+    status = only_status(supervision.generation_died("killed", now_s=9.0))
+
+    assert "killed, and was started again 3 times in 10 minutes already: not again" == status.detail
+
+
 def test_while_it_restarts_the_status_keeps_saying_why(supervision: Supervision) -> None:
     hello(supervision)
     make_ready(supervision)

@@ -123,10 +123,16 @@ class Supervision:
         was_ready = self._phase is EnginePhase.READY
         self._restarts_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTART_WINDOW_S]
         silenced = self._forget_engine()
-        if not was_ready or len(self._restarts_s) >= self._max_restarts:
+        if not was_ready:
             return (*silenced, *self._move(EnginePhase.FAILED, reason))
+        if len(self._restarts_s) >= self._max_restarts:
+            return (*silenced, *self._move(EnginePhase.FAILED, f"{reason}, {self._too_often()}"))
         self._restarts_s.append(now_s)
         return (*silenced, *self._move(EnginePhase.RESTARTING, reason))
+
+    def _too_often(self) -> str:
+        window_min = round(RESTART_WINDOW_S / 60)
+        return f"and was started again {len(self._restarts_s)} times in {window_min} minutes already: not again"
 
     def start_failed(self, reason: str) -> tuple[Outgoing, ...]:
         """Nothing could be started at all."""
