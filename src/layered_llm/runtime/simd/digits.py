@@ -114,13 +114,11 @@ def _write_block(v: Vectors, block: DigitBlock) -> None:
         largest.set(_largest(v, parts))
     step, inverse = _step_for(v, largest.get())
     whole = [integers.nearest(part.get() * inverse) for part in parts]
-    sums = {}
-    for lower in range(DIGITS):
-        left = [integers.without_low_bytes(part, lower) for part in whole]
+    without_lower = [[integers.without_low_bytes(part, lower) for part in whole] for lower in range(DIGITS)]
+    for lower, left in enumerate(without_lower):
         for number, part in enumerate(left):
             integers.store_low_bytes(block.word(DIGITS - 1 - lower, 0) + number * v.lanes, part)
-        sums[lower] = integers.added(left)
-    totals = integers.sums([sums[0], sums[DIGITS - 1]])
+    totals = integers.sums([integers.added(whole), integers.added(without_lower[-1])])
     v.store_quad(block.high_start(OFFSETS[0]), _starts(v, totals))
     v.store_lane(block.step, step)
     v.store_lane(block.total, integers.spread_first(totals) * step)
