@@ -1,16 +1,24 @@
 import logging
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.model_files import read_model
+from layered_llm.runtime.models.registry import builder_of
+from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels, in_panels
+from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.step_rows import StepRows
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.weights import CheckpointReader
 from support.logits import Recorder, answer, record, replace_model
 from support.runtime_checkpoints import make_checkpoint, reference_logits
 from support.runtime_driver import Driver, generate, open_slot
@@ -143,3 +151,13 @@ def test_what_only_the_kernels_do_is_refused_without_them(wish: dict[str, Any], 
     make_checkpoint(tmp_path, head_dim=20)
     with pytest.raises(DeviceError, match=rf"{named}.* needs the generated kernels.*head_dim of 20"):
         open_cpu(tmp_path, **wish)
+
+
+def test_matrices_in_panels_of_another_machine_are_refused(llama: Path) -> None:
+    files = read_model(llama)
+    arrange = partial(in_panels, layout=byte_panels(16), room=lambda count: np.empty(count, np.uint8))
+    reader = CheckpointReader.of(files.tensors(), dtype="int8", arrange=arrange)
+    weights = builder_of(files.config.architecture)(files.config, reader)
+    ModelTables.of(weights, byte_panels(16))
+    with pytest.raises(InvariantViolated, match="does not lie in the panels"):
+        ModelTables.of(weights, FLOAT_PANELS)

@@ -118,7 +118,7 @@ class PanelMatrix:
     @property
     def _flipped(self) -> int:
         """Bits of each code that lie here as they are not in the file."""
-        return _SIGN_BIT if self.layout.is_for_bytes and not _is_nibbles(self.format) else 0
+        return _SIGN_BIT if self.layout.is_for_bytes and not is_nibbles(self.format) else 0
 
     def _fill(self, first: int, rows: Bytes) -> None:
         blocks = rows.reshape(-1, self.layout.rows, self._units, self.format.block_bytes)
@@ -130,7 +130,7 @@ class PanelMatrix:
     def _parts(self, panels: Bytes) -> tuple[NDArray[Any], NDArray[Any]]:
         """Views of the scales and of the codes as words of what lies side by side: [panels, rows, units, words of a block]."""
         height = self.layout.rows
-        word_bytes = self.layout.nibble_bytes if _is_nibbles(self.format) else self.layout.byte_bytes
+        word_bytes = self.layout.nibble_bytes if is_nibbles(self.format) else self.layout.byte_bytes
         units = panels.reshape(len(panels), self._units, height * self.format.block_bytes)
         scales, codes = np.split(units, [height * self._scale_bytes], axis=-1)
         words = (scales.view(_word_type(SCALE_BYTES)), codes.view(_word_type(word_bytes)))
@@ -167,6 +167,6 @@ def _word_type(size_bytes: int) -> str:
     return f"u{size_bytes}" if size_bytes <= CODE_WORD_BYTES else f"V{size_bytes}"
 
 
-def _is_nibbles(weight_format: WeightFormat) -> bool:
+def is_nibbles(weight_format: WeightFormat) -> bool:
     """Whether a byte of a block has two codes."""
     return weight_format in {WeightFormat.Q4_0, WeightFormat.Q4_1}

@@ -14,12 +14,12 @@ import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.simd.digits import DIGITS, DigitBlock
-from layered_llm.runtime.simd.dot_tiles import PREFETCH_BYTES
+from layered_llm.runtime.simd.dot_tiles import ask_ahead
 from layered_llm.runtime.simd.emitter import I32, Function, Int
 from layered_llm.runtime.simd.integers import Integers
-from layered_llm.runtime.simd.lane_units import UNIT_COLUMNS, LaneUnit, lane_unit_bytes, middle_code
-from layered_llm.runtime.simd.machine import LINE_BYTES
+from layered_llm.runtime.simd.lane_units import LaneUnit, lane_unit_bytes, middle_code
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, VectorModule, Vectors
+from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS
 
 _TILE_TOKENS: Final = 4
 _TILE_TOKENS_FEW_REGISTERS: Final = 2
@@ -71,8 +71,7 @@ def _define_tile(module: VectorModule, weight_format: WeightFormat, tokens: int)
         size = lane_unit_bytes(v, weight_format)
         with v.emitter.loop(0, columns // UNIT_COLUMNS) as number:
             unit = LaneUnit(weight_format, panel + number * size)
-            for line in range(0, size, LINE_BYTES):
-                v.prefetch(unit.address + (line + PREFETCH_BYTES))
+            ask_ahead(v, unit.address, size)
             _add_unit(v, unit, inputs.blocks(number), sums)
         for token, accumulator in enumerate(sums):
             Integers(v).store_first(y + y_stride * token, accumulator.get(), rows)

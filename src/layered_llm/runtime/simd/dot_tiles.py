@@ -18,7 +18,7 @@ from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS, PanelUnits, read_lanes, unit_bytes
 
-PREFETCH_BYTES: Final = 2048
+_PREFETCH_BYTES: Final = 2048
 """How far ahead of their use weights are asked for: the hardware begins anew at each page, and does not follow several streams
 of short rows."""
 _QUAD: Final = 4
@@ -90,6 +90,12 @@ def define_tile(module: VectorModule, tile: Tile) -> Function:
     return module.define(name, emit, TILE_PARAMETERS)
 
 
+def ask_ahead(v: Vectors, address: Int, size_bytes: int) -> None:
+    """Asks for as many bytes as are read at `address`, some way behind them."""
+    for line in range(0, size_bytes, LINE_BYTES):
+        v.prefetch(address + (line + _PREFETCH_BYTES))
+
+
 def _add_expanded(v: Vectors, operands: Operands, sums: list[list[Accumulator]]) -> None:
     with v.emitter.loop(0, operands.columns * F32_BYTES, v.vector_bytes) as offset:
         panel = operands.w + offset * PANEL_ROWS
@@ -101,8 +107,7 @@ def _add_panel(v: Vectors, weight_format: WeightFormat, operands: Operands, plac
     count = operands.columns // UNIT_COLUMNS
     units = PanelUnits.of(v, weight_format, operands.w)
     with v.emitter.loop(0, count) as unit:
-        for line in range(0, unit_bytes(weight_format), LINE_BYTES):
-            v.prefetch(units.at(unit) + (line + PREFETCH_BYTES))
+        ask_ahead(v, units.at(unit), unit_bytes(weight_format))
         weights_of = units.read(v, unit, place, len(sums[0]))
         for part in range(UNIT_COLUMNS // v.lanes):
             x = operands.x + unit * (UNIT_COLUMNS * F32_BYTES) + v.vector_bytes * part
@@ -119,7 +124,7 @@ def _add_rows(v: Vectors, weight_format: WeightFormat, operands: Operands, sums:
     whole = operands.columns - operands.columns % UNIT_COLUMNS
     with v.emitter.loop(0, whole, UNIT_COLUMNS) as first:
         for row in rows:
-            v.prefetch(row + first * weight_format.block_bytes + PREFETCH_BYTES)
+            v.prefetch(row + first * weight_format.block_bytes + _PREFETCH_BYTES)
         for part in range(0, UNIT_COLUMNS, v.lanes):
             add(first + part)
     with v.emitter.loop(whole, operands.columns, v.lanes) as column:

@@ -33,10 +33,6 @@ class Integers:
     def load(self, address: Int) -> Any:
         return self.vectors.load_words(address)
 
-    def load_bytes(self, address: Int) -> Any:
-        """Unsigned."""
-        return self.vectors.builder.zext(self.vectors.load_bytes(address), self.kind)
-
     def splat(self, address: Int) -> Any:
         """The int32 at `address`, in all lanes."""
         return self.vectors.spread_int32(self.vectors.emitter.load_int32(address))

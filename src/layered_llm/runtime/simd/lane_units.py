@@ -9,12 +9,12 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.panels import CODE_WORD_BYTES, SCALE_BYTES, scales_of
+from layered_llm.runtime.panels import CODE_WORD_BYTES, SCALE_BYTES, is_nibbles, scales_of
 from layered_llm.runtime.simd.emitter import Int
 from layered_llm.runtime.simd.integers import Integers
 from layered_llm.runtime.simd.vectors import F32_BYTES, Vector, Vectors
+from layered_llm.runtime.simd.weight_units import UNIT_COLUMNS
 
-UNIT_COLUMNS: Final = 32
 CODE_WORDS: Final = UNIT_COLUMNS // CODE_WORD_BYTES
 """Vectors of a unit's codes, in each lane 4 neighbouring ones of its row."""
 _HALF_COLUMNS: Final = UNIT_COLUMNS // 2
@@ -50,7 +50,7 @@ class LaneUnit:
     def codes(self, v: Vectors) -> list[Any]:
         """`CODE_WORDS` vectors of unsigned codes."""
         integers = Integers(v)
-        if not self._is_nibbles:
+        if not is_nibbles(self.weight_format):
             return [integers.load(self._codes_at(v, word)) for word in range(CODE_WORDS)]
         pairs = [integers.load(self._codes_at(v, word)) for word in range(CODE_WORDS // 2)]
         return [*map(integers.low_nibbles, pairs), *map(integers.high_nibbles, pairs)]
@@ -62,17 +62,13 @@ class LaneUnit:
     def weights(self, v: Vectors, column: Int) -> Vector:
         """The rows' weights in one column, as fp32."""
         integers = Integers(v)
-        if self._is_nibbles:
+        if is_nibbles(self.weight_format):
             byte, place, mask = column % _HALF_COLUMNS, column // _HALF_COLUMNS * _NIBBLE_BITS, 0xF
         else:
             byte, place, mask = column, v.emitter.integer(0), 0xFF
         words = integers.load(self._codes_at(v, byte // CODE_WORD_BYTES))
         codes = integers.field(words, place + byte % CODE_WORD_BYTES * _BYTE_BITS, mask)
         return _weights(v, self.weight_format, v.of_integers(codes), self.scales(v))
-
-    @property
-    def _is_nibbles(self) -> bool:
-        return self.weight_format is not WeightFormat.Q8_0
 
     def _codes_at(self, v: Vectors, word: Int | int) -> Int:
         begin = self.address + scales_of(self.weight_format) * SCALE_BYTES * v.lanes

@@ -32,8 +32,8 @@ def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
     if config.head_dim < 2 * NARROW_LANES:
         return f"the model's head_dim of {config.head_dim} is below {2 * NARROW_LANES}"
     heads_size = config.head_dim * (config.heads // config.kv_heads)
-    has_blocks = not any(size % DIGITS_COLUMNS for size in (heads_size, config.hidden_size, config.intermediate_size))
-    machine = attrs.evolve(machine, has_byte_products=machine.has_byte_products and has_blocks)
+    has_whole_blocks = not any(size % DIGITS_COLUMNS for size in (heads_size, config.hidden_size, config.intermediate_size))
+    machine = attrs.evolve(machine, has_byte_products=machine.has_byte_products and has_whole_blocks)
     if _fits(machine.lanes, config.head_dim, sizes.values()):
         return machine
     return attrs.evolve(machine, lanes=NARROW_LANES)

@@ -164,10 +164,6 @@ class Vectors:
         """The fp32 number at `address`, in all lanes."""
         return self._spread(self._load(address, F32))
 
-    def splat_half(self, address: Int) -> Vector:
-        """The fp16 number at `address`, in all lanes."""
-        return self._spread(self.builder.fpext(self._load(address, HALF), F32))
-
     def splat_beside_shuffles(self, address: Int) -> Vector:
         """The same, in assembly, for loops that wait for shuffles.
 
