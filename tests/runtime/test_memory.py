@@ -68,3 +68,39 @@ def test_a_group_that_is_over_its_limit_leaves_nothing(root: Path) -> None:
 
 def test_free_memory_may_be_unknown(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None
+
+
+def test_what_a_group_is_slowed_down_at_is_a_limit_too(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/\n")
+    write_group(root, V2, "max", 5)
+    write(root, f"{V2}/memory.high", "1005\n")
+    assert 1000 == available_bytes(root)
+
+
+def test_groups_that_are_mounted_elsewhere_count(root: Path) -> None:
+    write(root, "proc/self/cgroup", "5:memory:/docker/abc\n")
+    write(root, "proc/self/mountinfo", "35 31 0:32 /docker/abc /cg/mem ro - cgroup cgroup rw,memory\n")
+    write(root, "cg/mem/memory.limit_in_bytes", "5000\n")
+    write(root, "cg/mem/memory.usage_in_bytes", "4000\n")
+    assert 1000 == available_bytes(root)
+
+
+def test_the_address_space_is_limited_less_what_is_mapped(root: Path) -> None:
+    write(root, "proc/self/limits", "Limit  Soft Limit  Hard Limit  Units\nMax address space         20480  unlimited  bytes\n")
+    write(root, "proc/self/status", "Name:\tx\nVmSize:\t    12 kB\n")
+    assert 8192 == available_bytes(root)
+
+
+def test_an_unlimited_address_space_says_nothing(root: Path) -> None:
+    write(root, "proc/self/limits", "Max address space         unlimited  unlimited  bytes\n")
+    write(root, "proc/self/status", "VmSize:\t    12 kB\n")
+    assert 3000 * 1024 == available_bytes(root)
+
+
+@pytest.mark.parametrize("text", ["", "max", "-1", "1.5", "\N{BULLET}", "many words"])
+def test_what_is_no_limit_limits_nothing(text: str, root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/\n")
+    write_group(root, V2, "max", 5)
+    write(root, f"{V2}/memory.max", text)
+    write(root, f"{V2}/memory.high", text)
+    assert 3000 * 1024 == available_bytes(root)

@@ -39,8 +39,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> TorchDevice:
     """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    threads = options.threads or min(available_cores(), torch.get_num_threads())
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
     try:
         return _open(options, now_us)
     except (RuntimeError, MemoryError) as error:
