@@ -23,6 +23,35 @@ def test_a_file_has_one_key_a_line_with_a_name_or_without(file: Path) -> None:
     assert (("alice", "sk-1"), ("bob", "sk:with:colons"), ("key-3", "sk-3")) == read_api_keys(Settings(api_key_file=str(file)))
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("key-2:A\nB\n", ["key-2", "key-3"]),
+        ("A\nkey-1:B\n", ["key-2", "key-1"]),
+        ("A\nB\nkey-2:C\nD\nkey-4:E\n", ["key-1", "key-3", "key-2", "key-5", "key-4"]),
+        ("key-3:A\nB\nC\n", ["key-3", "key-2", "key-4"]),
+        ("key-2:A\nkey-2:B\nC\n", ["key-2", "key-2", "key-3"]),
+    ],
+)
+def test_a_key_without_a_name_never_has_that_of_another_key(text: str, names: list[str], file: Path) -> None:
+    file.write_text(text)
+
+    assert names == [name for name, _ in read_api_keys(Settings(api_key_file=str(file)))]
+
+
+def test_a_key_of_the_setting_never_has_a_name_of_the_file(file: Path) -> None:
+    file.write_text("key-1:sk-2\nkey-2:sk-3")
+
+    assert ["key-3", "key-1", "key-2"] == [
+        name for name, _ in read_api_keys(Settings(api_key=("sk-1",), api_key_file=str(file)))
+    ]
+
+
+def test_a_variable_that_was_to_hold_keys_and_holds_none_opens_nothing() -> None:
+    with pytest.raises(SettingsError, match="LAYERED_LLM_API_KEY must have a value between its commas"):
+        load(None, {"LAYERED_LLM_API_KEY": " , "})
+
+
 def test_keys_of_the_setting_come_before_those_of_the_file(file: Path) -> None:
     file.write_text("sk-2")
 
@@ -63,6 +92,11 @@ def test_an_empty_key_is_refused() -> None:
 def test_streams_are_counted_by_key_only_where_there_are_keys() -> None:
     with pytest.raises(SettingsError, match="--max-streams-per-key needs --api-key"):
         build_api(Settings(max_streams_per_key=2))
+
+
+def test_prefixes_are_shared_between_keys_only_where_there_are_keys() -> None:
+    with pytest.raises(SettingsError, match="--share-prefix-cache needs --api-key"):
+        build_api(Settings(share_prefix_cache=True))
 
 
 def test_keys_come_from_flags_and_from_the_environment() -> None:

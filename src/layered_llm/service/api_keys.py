@@ -5,6 +5,7 @@ Must not know: HTTP, what a key opens.
 No message shows a key. A file that has none is an error, since a server without keys is open to everybody.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +21,22 @@ _NAME: Final = re.compile(r"[\w.@/-]{1,64}")
 
 
 def read_api_keys(settings: Settings) -> tuple[NamedKey, ...]:
-    """All keys, each with a name: its own, or `key-N` by its place. Raises SettingsError."""
+    """All keys, each with a name: its own, or `key-N` by its place, the next one that nobody has. Raises SettingsError.
+
+    Keys have one name only where the operator gave it to each of them.
+    """
+    found = (*_given(settings), *_in_file(settings))
+    taken = {name for name, _, _ in found}
     keys: dict[str, str] = {}
-    for name, key, source in (*_given(settings), *_in_file(settings)):
+    for name, key, source in found:
         if not _KEY.fullmatch(key):
             raise SettingsError(f"{source}: a key must be visible ASCII characters without blanks")
         if name and not _NAME.fullmatch(name):
             raise SettingsError(f"{source}: a key's name has up to 64 letters, digits and any of _ . @ / -")
         if key in keys:
             raise SettingsError(f"{source}: the key is there twice, the other one's name is {keys[key]}")
-        keys[key] = name or f"key-{len(keys) + 1}"
+        keys[key] = name or next(free for free in map("key-{}".format, itertools.count(len(keys) + 1)) if free not in taken)
+        taken.add(keys[key])
     return tuple((name, key) for key, name in keys.items())
 
 

@@ -128,7 +128,10 @@ def _help(field: Field, default: Any) -> str:
 def _from_text(field: Field, text: str, name: str) -> Any:
     base = base_type(field)
     if is_tuple(field):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise SettingsError(f"{name} must have a value between its commas; to leave it unset, make it empty")
+        return parts
     if base is bool:
         return to_bool(text, name)
     try:
