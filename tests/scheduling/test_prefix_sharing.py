@@ -4,6 +4,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
+from layered_llm.scheduling.policy import AdmissionOrder
 from support.scheduling_rig import Rig, admit, limits, policy
 
 
@@ -164,6 +165,57 @@ def test_salts_keep_requests_apart() -> None:
         rig.run()
 
     assert [0, 0, 0, 16] == [rig.cached[request, 0] for request in range(4)]
+
+
+def test_tenants_find_nothing_of_each_other_with_any_salt() -> None:
+    rig = Rig()
+    for request, (tenant, salt) in enumerate([("alice", None), ("bob", None), ("bob", "s"), ("alice", "s"), ("alice", None)]):
+        rig.admit(admit(request, prompt_ids=range(20), tokens=1, tenant=tenant, salt=salt))
+        rig.run()
+
+    assert [0, 0, 0, 0, 16] == [rig.cached[request, 0] for request in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("own", "forged"),
+    [
+        (("a", "b:c"), ("a:b", "c")),
+        (("a", "b"), ("", "a:b")),
+        (("a", "b"), ("", "('a', 'b')")),
+        (("a", None), ("a", "None")),
+        (("a", None), ("", "a")),
+        (("", "a"), ("a", None)),
+    ],
+)
+def test_no_tenant_and_salt_spell_the_root_of_another_pair(own: tuple[str, str | None], forged: tuple[str, str | None]) -> None:
+    rig = Rig()
+    for request, (tenant, salt) in enumerate([own, forged]):
+        rig.admit(admit(request, prompt_ids=range(20), tokens=1, tenant=tenant, salt=salt))
+        rig.run()
+
+    assert 0 == rig.cached[1, 0]
+
+
+def test_tenants_share_where_the_operator_says_so_and_salts_still_keep_apart() -> None:
+    rig = Rig(policy=policy(shares_prefixes=True))
+    for request, (tenant, salt) in enumerate([("alice", None), ("bob", None), ("bob", "s"), ("alice", "s")]):
+        rig.admit(admit(request, prompt_ids=range(20), tokens=1, tenant=tenant, salt=salt))
+        rig.run()
+
+    assert [0, 16, 0, 16] == [rig.cached[request, 0] for request in range(4)]
+
+
+def test_the_longest_prefix_is_looked_for_among_the_tenants_own() -> None:
+    rig = Rig(policy=policy(running=1, order=AdmissionOrder.LONGEST_PREFIX))
+    rig.admit(admit(1, prompt_ids=range(40), tokens=1, tenant="alice"))
+    rig.run()
+    rig.admit(admit(2, prompt_ids=range(100, 110), tokens=30, tenant="bob"))
+    rig.step()
+    rig.admit(admit(3, prompt_ids=range(200, 210), tokens=1, tenant="bob"))
+    rig.admit(admit(4, prompt_ids=range(40), tokens=1, tenant="bob"))
+    rig.run()
+
+    assert [3, 4] == [request for request, _ in rig.ended if request > 2]
 
 
 def test_without_the_cache_nothing_is_shared_or_kept() -> None:

@@ -21,3 +21,9 @@ def test_the_time_in_the_queue_is_set_in_seconds() -> None:
         scheduling_policy(Settings()).max_queue_us,
         scheduling_policy(Settings(queue_timeout_s=2.5)).max_queue_us,
     )
+
+
+def test_prefixes_are_shared_between_tenants_only_where_the_operator_says_so() -> None:
+    shares = [scheduling_policy(Settings(share_prefix_cache=wish)).shares_prefixes for wish in (False, True)]
+
+    assert [False, True] == shares

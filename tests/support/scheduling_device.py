@@ -13,6 +13,7 @@ from layered_llm.domain.columns import pack_i32, rows, unpack_i8, unpack_i32
 from layered_llm.domain.ids import PageId, SlotId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
+from layered_llm.scheduling.prefix_tree import Salt
 
 Script = Callable[[int, int, int], int]
 """The token at (seed, choice, output position)."""
@@ -33,7 +34,7 @@ class DeviceSlot:
     opened: OpenSlot
     incarnation: int
     tokens: list[int]
-    salt: str | None
+    salt: Salt
     pages: list[PageId] = attrs.field(factory=list)
     computed: int = 0
     is_fresh: bool = True
@@ -64,7 +65,7 @@ class FakeDevice:
     limits: RuntimeLimits
     script: Script = counting_script
     cost: Cost = costs_nothing
-    salts: dict[int, str | None] = attrs.field(init=False, factory=dict)
+    salts: dict[int, Salt] = attrs.field(init=False, factory=dict)
     """By the seed of the request."""
     slots: dict[SlotId, DeviceSlot] = attrs.field(init=False, factory=dict)
     launched: deque[Launched] = attrs.field(init=False, factory=deque)

@@ -48,6 +48,7 @@ def policy(
     credit: int = 8,
     in_flight: int = 1,
     cache: bool = True,
+    shares_prefixes: bool = False,
     order: AdmissionOrder = AdmissionOrder.FIRST_COME,
     overtakes: int = 16,
     streams: int | None = None,
@@ -62,6 +63,7 @@ def policy(
         max_unacknowledged_steps=credit,
         max_steps_in_flight=in_flight,
         prefix_cache=cache,
+        shares_prefixes=shares_prefixes,
         admission_order=order,
         max_overtakes=overtakes,
         max_streams_per_tenant=streams,
@@ -125,7 +127,7 @@ class Rig:
 
     def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
-        self.device.salts[message.sampling.seed] = message.cache_salt
+        self.device.salts[message.sampling.seed] = self.policy.cache_root(message)
         (answer,) = self.scheduler.handle(TextId(worker), message, now_us)
         assert isinstance(answer.message, Queued | Refused)
         if isinstance(answer.message, Queued):

@@ -22,7 +22,7 @@ class Placement:
     priority: int = 0
     """The lowest is served first, where the operator chose to serve by priority."""
     tenant: str = ""
-    """Whose request it is; tenants take turns."""
+    """Whose request it is; tenants take turns and, by default, share no computed prefix."""
 
     def __attrs_post_init__(self) -> None:
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:

@@ -96,7 +96,7 @@ def _shared_pages(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
     while node is not None:
         keys.insert(0, node.key)
         path[:0] = node.pages
-        if node.salt != sequence.admit.cache_salt:
+        if node.salt != state.running.cache_root(sequence.admit):
             yield f"{_name(sequence)} shares pages of salt {node.salt!r}"
         node = node.parent
     tokens = sequence.shared_pages * state.limits.page_size_tokens

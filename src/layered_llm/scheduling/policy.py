@@ -8,6 +8,9 @@ from typing import Final
 
 import attrs
 
+from layered_llm.domain.messages.text_scheduler import Admit
+from layered_llm.scheduling.prefix_tree import Salt
+
 MAX_STEPS_IN_FLIGHT: Final = 2
 """With two the device never waits for the scheduler; a third would only delay new requests and aborts."""
 
@@ -42,6 +45,8 @@ class SchedulingPolicy:
     """Steps sent to the runtime and not yet answered, 1 or 2."""
     prefix_cache: bool = True
     """Whether computed pages are kept for other requests with the same beginning."""
+    shares_prefixes: bool = False
+    """Whether tenants find each other's computed pages; else what one asked does not show in the cached tokens of another."""
     admission_order: AdmissionOrder = AdmissionOrder.FIRST_COME
     max_overtakes: int = 16
     """How often, one after another, the choice that came first may be passed over by later ones; 0 makes every order
@@ -74,3 +79,10 @@ class SchedulingPolicy:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_steps_in_flight > MAX_STEPS_IN_FLIGHT:
             raise ValueError(f"max_steps_in_flight must be at most {MAX_STEPS_IN_FLIGHT}, got {self.max_steps_in_flight}")
+
+    def cache_root(self, admit: Admit) -> Salt:
+        """Which tree of the prefix cache a request reads and adds to.
+
+        Tenant and salt are kept side by side and never joined into one text, so that no tenant can spell another one's root.
+        """
+        return admit.cache_salt if self.shares_prefixes or not admit.tenant else (admit.tenant, admit.cache_salt)

@@ -12,14 +12,15 @@ every node above it, so that a node without locks has no locked node below. The 
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Final
 
 import attrs
 
 from layered_llm.domain.ids import PageId
 
-Salt = str | None
+Salt = Hashable
+"""What tells trees apart: equal ones share. A client's salt, or a tenant and its salt."""
 
 TOKEN_BYTES: Final = 4
 """Of one token in a packed column."""

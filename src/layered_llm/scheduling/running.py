@@ -33,6 +33,7 @@ class RunningChoices:
 
     def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
         self.pages = PageStore(pages=limits.pages, page_size_tokens=limits.page_size_tokens, keeps_prefixes=policy.prefix_cache)
+        self.cache_root = policy.cache_root
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
         self._max_choices = policy.max_running_choices
         self._max_step_tokens = policy.max_step_tokens
@@ -89,7 +90,7 @@ class RunningChoices:
                 f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
             )
         key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
-        prefix = self.pages.find(sequence.admit.cache_salt, key.tobytes())
+        prefix = self.pages.find(self.cache_root(sequence.admit), key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         if missing + self.pages_promised + self.count > self.pages.available:
             self.pages.let_go(prefix.place, len(prefix.pages), NO_STEP)

@@ -42,6 +42,7 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
         max_unacknowledged_steps=settings.max_unacknowledged_steps,
         max_steps_in_flight=2 if settings.overlap_schedule else 1,
         prefix_cache=settings.prefix_caching,
+        shares_prefixes=settings.share_prefix_cache,
         admission_order=_ORDERS[settings.schedule_policy],
         max_streams=settings.max_streams,
         max_streams_per_tenant=settings.max_streams_per_key,

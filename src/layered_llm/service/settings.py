@@ -161,6 +161,12 @@ class Settings:
         group="engine",
         aliases=("--enable-prefix-caching",),
     )
+    share_prefix_cache: bool = _setting(
+        "let API keys of different names find each other's computed pages: faster where they ask the same, but "
+        "usage.cached_tokens and the time of a first token then tell each of them what the others asked",
+        default=False,
+        group="engine",
+    )
     overlap_schedule: bool = _setting("plan the next step while the device works on one", default=True, group="engine")
     schedule_policy: str = _setting(
         "who starts next: first come first served, lowest `priority` first, or longest cached prefix first",

@@ -28,6 +28,8 @@ def _check_pairs(settings: Settings) -> None:
         raise SettingsError("--certfile and --keyfile belong together: give both, or neither")
     if settings.max_streams_per_key is not None and not (settings.api_key or settings.api_key_file):
         raise SettingsError("--max-streams-per-key needs --api-key or --api-key-file; --max-streams bounds all together")
+    if settings.share_prefix_cache and not (settings.api_key or settings.api_key_file):
+        raise SettingsError("--share-prefix-cache needs --api-key or --api-key-file; without keys everybody shares")
     wishes = {"--deterministic": settings.deterministic, "--kv-dtype float16": settings.kv_dtype == "float16"}
     for wish, is_wished in wishes.items():
         if is_wished and settings.kernels == "torch" and settings.device == "cpu":

@@ -56,9 +56,9 @@ class Admit:
     """At least 1, and prompt and output together never exceed the context."""
     sampling: TokenSampling
     cache_salt: str | None = None
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt and, by default, tenant."""
     tenant: str = ""
-    """Who asks, as far as fairness and limits go."""
+    """Who asks, as far as fairness, limits and the prefix cache go."""
     priority: int = 0
     """Where the scheduler's policy goes by priority: lower ones start first."""
     reads_cache: bool = True
