@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,68 @@ def test_a_directory_goes_before_a_hub_id(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "org" / "model" / "config.json").write_text("{}")
     assert "model" == resolve("org/model").name
     assert [False, True, False] == [is_on_hub(model) for model in ("org/model", "org/other", "no-hub-id")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("./nope", "../nope", "/nope", "~/nope", "~nobody-knows-me/nope", "nope.gguf", "./nope.gguf", "models/nope.gguf"),
+        *("nope", "a/b/c", "a//b", "/", "a/", "a/.b", "-a/b", "a\nb/c", "a/b\n", "\u00e4/b", "a/" + "b" * 97, "a\0b", "a/b\0"),
+    ],
+)
+def test_what_is_written_as_a_path_is_no_hub_id(model: str) -> None:
+    assert not is_on_hub(model)
+
+
+@pytest.mark.parametrize("model", ["org/name", "Org_1/name-2.5", "0/1", "org/model.gguf-files", "org/name-GGUF"])
+def test_an_organisation_and_a_name_are_a_hub_id(model: str) -> None:
+    assert is_on_hub(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["./nope", "./nope.gguf", "/nope", "/nope/", "models/nope.gguf", "nope", "~nobody-knows-me/nope", "a\0b", "config.json/x"],
+)
+def test_a_path_that_is_not_there_is_said_to_be_none(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"there is no such file or directory$"):
+        resolve(model)
+
+
+@pytest.mark.parametrize("model", ["", " "])
+def test_a_model_without_a_name_is_refused(model: str) -> None:
+    with pytest.raises(CheckpointError, match="--model must not be empty"):
+        resolve(model)
+
+
+def test_a_link_that_leads_nowhere_is_said_to_be_one_and_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "model").symlink_to("gone")
+    monkeypatch.chdir(tmp_path)
+    assert not is_on_hub("org/model")
+    with pytest.raises(CheckpointError, match="no such file or directory; it is a link that leads nowhere"):
+        resolve("org/model")
+
+
+def test_a_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="it cannot be read: File name too long"):
+        resolve("/" + "n" * 300)
+
+
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(CheckpointError, match="it is neither a file nor a directory"):
+        resolve(str(tmp_path / "pipe.gguf"))
+
+
+@pytest.mark.parametrize("forbidden", ["stat", "iterdir"])
+def test_what_may_not_be_looked_at_is_refused_with_the_kernels_reason(
+    forbidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, forbidden, refuse)
+    with pytest.raises(CheckpointError, match="it cannot be read: Permission denied"):
+        resolve(str(tmp_path))

@@ -4,17 +4,36 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
+from layered_llm.transport.addresses import LinkAddresses
 
 
 @pytest.fixture(autouse=True)
-def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
+def temporary_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Paths of ipc sockets are short: the directories that pytest makes are too long.
+    with tempfile.TemporaryDirectory(prefix="llm-") as place:
+        monkeypatch.setattr("tempfile.tempdir", place)
+        yield Path(place)
+
+
+@pytest.fixture
+def short_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The place for users who have none of their own."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(prefix="llm-") as place:
+        monkeypatch.setattr("layered_llm.service.settings._TEMPORARY", place)
+        yield Path(place)
+
+
+def unfit_places(below: Path) -> list[Path]:
+    """One whose paths are too long for sockets, one that ZMQ cannot name."""
+    return [below / ("d" * 100), Path(os.fsdecode(os.fsencode(below) + b"/\xff"))]
 
 
 @pytest.fixture
@@ -159,3 +178,79 @@ def test_sockets_in_the_way_are_removed_and_nothing_else(this_process: Owner) ->
     directory.clear_sockets()
 
     assert [directory.settings_path] == list(directory.path.iterdir())
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["long", "no-utf-8"])
+def test_a_tmpdir_that_sockets_cannot_be_in_is_left_for_the_place_that_everybody_has(
+    which: int, this_process: Owner, temporary_directory: Path, short_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfit = unfit_places(temporary_directory)[which]
+    unfit.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(unfit))
+
+    directory = RunDirectory.for_owner(this_process)
+
+    assert short_place / f"layered-llm-{os.getuid()}" == directory.path.parent
+    assert [] == list(unfit.iterdir())
+
+
+def test_the_users_own_runtime_directory_goes_before_the_place_that_everybody_has(
+    this_process: Owner, temporary_directory: Path, short_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = temporary_directory / "own"
+    own.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    monkeypatch.setattr("tempfile.tempdir", str(unfit_places(temporary_directory)[0]))
+
+    assert own / f"layered-llm-{os.getuid()}" == RunDirectory.for_owner(this_process).path.parent
+
+
+def test_a_runtime_directory_that_is_not_there_is_passed_over(
+    this_process: Owner, temporary_directory: Path, short_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(temporary_directory / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(unfit_places(temporary_directory)[0]))
+
+    assert short_place / f"layered-llm-{os.getuid()}" == RunDirectory.for_owner(this_process).path.parent
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["long", "no-utf-8"])
+def test_where_no_place_is_short_enough_tmpdir_and_the_limit_are_named(
+    which: int, this_process: Owner, temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("layered_llm.service.settings._TEMPORARY", str(temporary_directory / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(unfit_places(temporary_directory)[which]))
+
+    with pytest.raises(RunDirectoryError, match=r"^TMPDIR .*107 bytes.*set TMPDIR to another place$") as caught:
+        RunDirectory.for_owner(this_process)
+
+    assert str(caught.value).encode()
+
+
+def test_a_directory_has_room_for_the_sockets_of_late_generations(
+    this_process: Owner, short_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long TMPDIR is, what is chosen is never found too short later, when a restart has a longer number."""
+    for length in range(1, 100):
+        place = short_place / ("d" * length)
+        place.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+        chosen = RunDirectory.for_owner(this_process).path
+        LinkAddresses.in_directory(chosen, generation=99_999)
+
+
+def test_looking_at_the_place_leaves_nothing_there(this_process: Owner, temporary_directory: Path) -> None:
+    RunDirectory.check_place(this_process)
+
+    assert [] == list((temporary_directory / f"layered-llm-{os.getuid()}").iterdir())
+
+
+def test_looking_at_the_place_leaves_a_running_server_alone(this_process: Owner) -> None:
+    directory = RunDirectory.for_owner(this_process)
+    lock = directory.try_lock()
+    assert lock is not None
+
+    RunDirectory.check_place(this_process)
+
+    assert directory.path.is_dir()
+    os.close(lock)

@@ -144,10 +144,10 @@ def _flag(name: str, value: object) -> str:
 
 
 @contextlib.contextmanager
-def python_server(settings: Settings, *, is_ready: bool = True) -> Iterator[Server]:
+def python_server(settings: Settings, *, is_ready: bool = True, home_name: str = "") -> Iterator[Server]:
     """`python -m layered_llm` with flags, on a free port unless the settings name one."""
     flags = [_flag(name, value) for name, value in {"port": 0, **settings}.items()]
-    with _started([sys.executable, "-m", "layered_llm", *flags], {}) as server:
+    with _started([sys.executable, "-m", "layered_llm", *flags], {}, home_name) as server:
         server.await_port()
         if is_ready:
             server.wait_ready()
@@ -184,10 +184,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Server]:
+def _started(command: Sequence[str], environment: Mapping[str, str], home_name: str = "") -> Iterator[Server]:
     """Ends a server that still runs, and demands that it leaves in good order and leaves nothing behind."""
     # Paths of ipc sockets are short: the directories that pytest makes are too long.
-    home = Path(tempfile.mkdtemp(prefix="llm-"))
+    top = Path(tempfile.mkdtemp(prefix="llm-"))
+    home = top / home_name
+    home.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAYERED_LLM_")}
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -195,7 +197,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**inherited, **environment, "TMPDIR": str(home)},
+            env={**inherited, **environment, "TMPDIR": str(home), "XDG_RUNTIME_DIR": str(top)},
             start_new_session=True,
         )
     server = Server(process, home)
@@ -209,4 +211,4 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
             with contextlib.suppress(ProcessLookupError):
                 left.send(signal.SIGKILL)
         process.wait()
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(top, ignore_errors=True)

@@ -205,11 +205,16 @@ def test_a_taken_port_is_an_error_before_any_engine_process_starts(model: Path) 
             assert [] == server.leftovers()
 
 
-def test_a_missing_model_directory_is_named_before_anything_starts(tmp_path: Path) -> None:
-    missing = tmp_path / "nowhere"
-    with failing_server(scripted(missing)) as server:
+@pytest.mark.parametrize("missing", ["/nowhere", "./nowhere", "./nowhere.gguf"])
+def test_a_missing_model_is_named_before_anything_starts(missing: str) -> None:
+    with failing_server({"model": missing, "device": "scripted"}) as server:
         assert 2 == server.process.wait(30)
         assert f"layered-llm: --model {missing}: there is no such file or directory\n" == server.log
+
+
+def test_a_tmpdir_that_is_too_long_for_sockets_does_not_keep_the_server_from_serving(model: Path) -> None:
+    with python_server(scripted(model), home_name="d" * 120) as server:
+        assert 200 == server.post("/v1/completions", {"prompt": "ab", "max_tokens": 2}).status_code
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.fingerprint import fingerprint
-from layered_llm.service.run_directory import Owner
-from layered_llm.service.settings import Settings
+from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
+from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_checks import check_before_start
 from layered_llm.service.telling import farewell, say, tell_phases
 from layered_llm.transport.http.api_keys import ApiKeys
@@ -60,6 +60,11 @@ class Api:
 def build_api(settings: Settings) -> Api:
     """The parts, wired; nothing is started before the application's lifespan begins. Raises SettingsError."""
     check_before_start(settings)
+    owner = server_owner()
+    try:
+        RunDirectory.check_place(owner)
+    except RunDirectoryError as error:
+        raise SettingsError(str(error)) from error
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     drain = Drain(settings.drain_timeout_s)
     http = build_application(
@@ -71,7 +76,7 @@ def build_api(settings: Settings) -> Api:
         new_hex_id=secrets.token_hex,
         draw_seed=draw_seed,
     )
-    host = EngineHost(client, settings, server_owner())
+    host = EngineHost(client, settings, owner)
     return Api(
         application=LifespanApplication(app=http, run_engine=partial(_run_engine, host, client, drain), stop_warning_s=LEAVE_S),
         client=client,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from layered_llm.service.settings import Settings, SettingsError
+from layered_llm.service.settings_fields import user_path
 
 NamedKey = tuple[str, str]
 """Name and key."""
@@ -48,7 +49,7 @@ def _given(settings: Settings) -> Iterator[tuple[str, str, str]]:
 def _in_file(settings: Settings) -> Iterator[tuple[str, str, str]]:
     if settings.api_key_file is None:
         return
-    path = Path(settings.api_key_file).expanduser()
+    path = user_path(settings.api_key_file)
     found = False
     for number, line in enumerate(_lines(path), start=1):
         words = line.strip()

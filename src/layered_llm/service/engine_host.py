@@ -26,7 +26,7 @@ from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, child_environment
 from layered_llm.service.supervision import RESTART_WINDOW_S, api_peer_name
-from layered_llm.transport.addresses import AddressError, LinkAddresses
+from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
 
 MAX_SUPERVISORS: Final = 3
@@ -106,11 +106,7 @@ class EngineHost:
     def _meeting_place(self) -> tuple[RunDirectory, str]:
         """The server's directory, and the address in it where the supervisor is met. Raises RunDirectoryError."""
         directory = RunDirectory.for_owner(self._owner, self._engine)
-        try:
-            return directory, LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
-        except AddressError as error:
-            directory.remove_unless_locked()
-            raise RunDirectoryError(f"{error}; it is made below TMPDIR") from error
+        return directory, LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
 
     async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, address: str, leave: trio.Event) -> None:
         with links.connect_api_to_supervisor(address, api_peer_name(self._client.api)) as link:

@@ -5,6 +5,7 @@ Must not know: what the sockets carry.
 The directory is keyed by the owner, which is the process whose end ends the server: hypercorn's parent, or the program
 itself; a program may have several engines, each with a directory. Pid and start time together name a process for good, so
 that a reused pid never finds a dead server's directory.
+It lies below TMPDIR, or in a shorter place where the paths of sockets would be longer there than the kernel takes.
 Whoever holds the lock is, or is about to start, the supervisor; the lock is passed on to it as an open file and so lives
 exactly as long as it does.
 """
@@ -22,9 +23,13 @@ from typing import Final
 import attrs
 
 from layered_llm.service.process_watch import process_start_time
+from layered_llm.service.settings import runtime_directories
+from layered_llm.transport.addresses import MAX_IPC_PATH_BYTES, AddressError, LinkAddresses
 
 _LOCK: Final = "supervisor.lock"
 _SETTINGS: Final = "settings.json"
+_LARGEST_GENERATION: Final = 99_999
+"""More than a server has restarts in years."""
 _NAME: Final = re.compile(r"(?P<pid>\d+)-(?P<start_time>\d+)(-[0-9a-f]+)?")
 
 
@@ -68,14 +73,19 @@ class RunDirectory:
         Raises RunDirectoryError.
         """
         try:
-            base = _base()
-            _make_private(base)
-            _sweep(base)
+            path = _place("-".join(filter(None, (str(owner.pid), str(owner.start_time), engine))))
+            _make_private(path.parent)
+            _sweep(path.parent)
         except OSError as error:
             raise _no_place(error) from error
-        directory = cls(base / "-".join(filter(None, (str(owner.pid), str(owner.start_time), engine))), owner)
+        directory = cls(path, owner)
         directory.make()
         return directory
+
+    @classmethod
+    def check_place(cls, owner: Owner) -> None:
+        """Raises RunDirectoryError where `for_owner` would, and leaves nothing behind."""
+        cls.for_owner(owner).remove_unless_locked()
 
     def make(self) -> None:
         """Makes the directory unless it is there: another process that swept, or a supervisor that left, may have removed it.
@@ -139,8 +149,26 @@ def _no_place(error: OSError) -> RunDirectoryError:
     return RunDirectoryError(f"no run directory can be made, set TMPDIR to another place: {error}")
 
 
-def _base() -> Path:
-    return Path(tempfile.gettempdir()) / f"layered-llm-{os.getuid()}"
+def _place(name: str) -> Path:
+    """The directory `name` in the first place that leaves room for the paths of its sockets. Raises RunDirectoryError."""
+    first, *others = (Path(place) for place in (tempfile.gettempdir(), *runtime_directories()))
+    for place in (first, *(other for other in others if os.access(other, os.W_OK | os.X_OK))):
+        path = place / f"layered-llm-{os.getuid()}" / name
+        if _has_room(path):
+            return path
+    shown = os.fsencode(first).decode(errors="backslashreplace")
+    raise RunDirectoryError(
+        f"TMPDIR {shown}: the paths of sockets below it are longer than the kernel "
+        f"takes ({MAX_IPC_PATH_BYTES} bytes), or no UTF-8; set TMPDIR to another place"
+    )
+
+
+def _has_room(path: Path) -> bool:
+    try:
+        LinkAddresses.in_directory(path, generation=_LARGEST_GENERATION)
+    except AddressError:
+        return False
+    return True
 
 
 def _make_private(path: Path) -> None:

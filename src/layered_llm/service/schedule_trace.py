@@ -26,6 +26,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.scheduling.trace import StepTrace, TracedRow
+from layered_llm.service.settings_fields import user_path
 
 Event = dict[str, Any]
 
@@ -102,7 +103,7 @@ def open_trace(path: str | None, *, now_s: float = 0.0, monotonic_s: float = 0.0
     if path is None:
         yield None
         return
-    with _create(Path(path).expanduser(), _clock_sync(now_s, monotonic_s)) as file:
+    with _create(user_path(path), _clock_sync(now_s, monotonic_s)) as file:
         trace = ScheduleTrace(file)
         try:
             yield trace

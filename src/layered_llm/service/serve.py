@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -18,6 +17,7 @@ from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.service.api import Api, build_api
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.settings import Settings, SettingsError
+from layered_llm.service.settings_fields import user_path
 from layered_llm.service.telling import say
 from layered_llm.transport.http import serving
 from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
@@ -49,7 +49,7 @@ def run_server(settings: Settings) -> int:
 def _tls_files(settings: Settings) -> TlsFiles | None:
     if settings.certfile is None or settings.keyfile is None:
         return None
-    files = TlsFiles(certificate=Path(settings.certfile).expanduser(), key=Path(settings.keyfile).expanduser())
+    files = TlsFiles(certificate=user_path(settings.certfile), key=user_path(settings.keyfile))
     try:
         files.check()
     except BadCertificate as error:

@@ -18,7 +18,7 @@ import attrs
 
 from layered_llm.service import command_flags
 from layered_llm.service import settings_sources as sources
-from layered_llm.service.settings_fields import SettingsError, check, flag
+from layered_llm.service.settings_fields import SettingsError, check, flag, user_path
 from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
@@ -40,6 +40,7 @@ _SLEEPING_THREADS: Final[Mapping[str, str]] = MappingProxyType({"OMP_WAIT_POLICY
 """Where torch computes, its threads spin by default while they wait for each other, hundreds of times in a step. Where a core
 is taken by anybody else, the other engine processes included, each wait costs a time slice: on two busy cores one stream got
 0.6 tokens/s, and 10 to 17 with threads that sleep. On cores of one's own spinning is a quarter faster."""
+_TEMPORARY: Final = "/tmp"  # noqa: S108 - what is made there is checked to be private
 _NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -304,7 +305,7 @@ def load(
     values = dict(defaults)
     config = given.get("config") or variables.get(sources.CONFIG_VARIABLE)
     if config:
-        values |= sources.from_file(fields, Path(config).expanduser())
+        values |= sources.from_file(fields, user_path(config))
     values |= sources.from_environment(fields, variables)
     values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
@@ -322,15 +323,15 @@ def command_values(
     sources.from_environment(attrs.fields(Settings), variables)
     given = [command_flags.from_environment(command, variables)]
     if path:
-        sources.from_file(attrs.fields(Settings), Path(path).expanduser())
-        given.append(sources.table_of(command, Path(path).expanduser()))
+        sources.from_file(attrs.fields(Settings), user_path(path))
+        given.append(sources.table_of(command, user_path(path)))
     return command_flags.that_count(command, flags, given)
 
 
 def cache_directory(settings: Settings) -> Path | None:
     """Where what was made once is kept: the setting, else the user's cache directory; None for a user without a home."""
     if settings.cache_dir is not None:
-        return Path(settings.cache_dir).expanduser()
+        return user_path(settings.cache_dir)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         return Path(base).expanduser() / "layered_llm"
@@ -338,10 +339,19 @@ def cache_directory(settings: Settings) -> Path | None:
         return None
 
 
-def chat_history() -> Path:
-    """Where lines that were typed into a chat are kept: in the user's state directory."""
+def runtime_directories() -> tuple[str, ...]:
+    """Places with short paths, for sockets that do not fit below TMPDIR: the user's own, then the one that everybody has."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return (*((own,) if own else ()), _TEMPORARY)
+
+
+def chat_history() -> Path | None:
+    """Where lines that were typed into a chat are kept: in the user's state directory; None for a user without a home."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "layered_llm" / "chat_history"
+    try:
+        return Path(base).expanduser() / "layered_llm" / "chat_history"
+    except RuntimeError:  # as above
+        return None
 
 
 def wants_colours() -> bool:

@@ -6,17 +6,17 @@ The engine's processes look at the same things again, since only they can know a
 """
 
 import os
-from pathlib import Path
 
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
 from layered_llm.service.settings import Settings, SettingsError
+from layered_llm.service.settings_fields import user_path
 
 
 def check_before_start(settings: Settings) -> None:
     """Raises SettingsError, which names the flag and the limit."""
     _check_pairs(settings)
     _check_trace_file(settings)
-    if settings.chat_template is not None and not Path(settings.chat_template).expanduser().is_file():
+    if settings.chat_template is not None and not user_path(settings.chat_template).is_file():
         raise SettingsError(f"--chat-template {settings.chat_template}: there is no such file")
     checkpoint = _local_checkpoint(settings)
     if checkpoint is not None and not (settings.max_seq_len_override is None and settings.num_pages is None):
@@ -39,7 +39,7 @@ def _check_pairs(settings: Settings) -> None:
 def _check_trace_file(settings: Settings) -> None:
     if settings.trace_file is None:
         return
-    path = Path(settings.trace_file).expanduser()
+    path = user_path(settings.trace_file)
     if path.is_dir():
         raise SettingsError(f"--trace-file {settings.trace_file}: this is a directory")
     if not path.parent.is_dir():

@@ -6,6 +6,7 @@ Must not know: which settings there are, where a value comes from.
 import math
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -48,6 +49,14 @@ def setting(
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
+
+
+def user_path(text: str) -> Path:
+    """The path that was typed, `~` as the home directory; of a user who has none, or is not known, as it is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def flag(name: str) -> str:

@@ -15,6 +15,7 @@ from layered_llm.service.engine_process import EngineArguments, run_engine_proce
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
+from layered_llm.service.settings_fields import user_path
 from layered_llm.service.supervision import peer_name
 from layered_llm.service.text_worker import PrepareLong, TextLinks, TextWorker, prepare_in_thread
 from layered_llm.text.checkpoint_files import UnreadableCheckpoint
@@ -36,7 +37,7 @@ def read_files(checkpoint: Path, settings: Settings) -> TextFiles:
     return read_text_files(
         checkpoint,
         clock=datetime.now,
-        template_file=None if template is None else Path(template).expanduser(),
+        template_file=None if template is None else user_path(template),
         has_defaults=settings.generation_config == GENERATION_CONFIG_OF_MODEL,
     )
 

@@ -29,7 +29,10 @@ def checked_address(address: str) -> str:
         return address
     if not address.startswith(_IPC) or address == _IPC:
         raise AddressError(f"{address!r} is neither an ipc:// path nor an inproc:// name")
-    path_bytes = len(address.removeprefix(_IPC).encode())
+    try:
+        path_bytes = len(address.removeprefix(_IPC).encode())
+    except UnicodeEncodeError as error:
+        raise AddressError(f"the socket path of {address!r} is no UTF-8") from error
     if path_bytes > MAX_IPC_PATH_BYTES:
         raise AddressError(
             f"the socket path of {address!r} has {path_bytes} bytes, at most {MAX_IPC_PATH_BYTES} are possible: "

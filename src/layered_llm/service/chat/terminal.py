@@ -139,8 +139,8 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def line_editing(history: Path) -> Iterator[None]:
-    """Editing of lines, and a history that outlives the chat. A history that cannot be kept is no reason not to chat."""
+def line_editing(history: Path | None) -> Iterator[None]:
+    """Editing of lines, and a history that outlives the chat; one that cannot be kept, or is None, is no reason not to chat."""
     try:
         import readline  # noqa: PLC0415 - it takes hold of the terminal, and some Pythons have none
     except ImportError:
@@ -148,6 +148,9 @@ def line_editing(history: Path) -> Iterator[None]:
         return
     readline.set_auto_history(True)
     readline.set_history_length(HISTORY_LINES)
+    if history is None:
+        yield
+        return
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     try:
