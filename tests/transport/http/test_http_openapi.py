@@ -76,6 +76,8 @@ def companions(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     """What a member is only allowed with."""
     if name == "rid" and isinstance(value, list) and value:
         return {"text": ["x"] * len(value)}
+    if not base and name in ("max_tokens", "ignore_eos"):
+        return {"prompt": "x"}
     if not base:
         return {} if name in ("text", "input_ids", "prompt") else {"text": "x"}
     return COMPANIONS.get(name, {})

@@ -25,11 +25,12 @@ from layered_llm.transport.http.openai_schema.body_fields import (
     Field,
     boolean,
     integer,
+    names_of,
     read_all,
     string,
 )
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
-from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
 from layered_llm.transport.http.openapi.schema import described, nullable, one_of
 
 DEFAULT_NEW_TOKENS: Final = 128
@@ -54,24 +55,7 @@ SAMPLING_PARAMS: Final = (
 )
 """The members of `sampling_params`, by SGLang's names."""
 
-REFUSED_IN_SAMPLING_PARAMS: Final[Neutral] = {
-    "ebnf": (),
-    "json_schema": (),
-    "regex": (),
-    "stop_regex": ("", []),
-    "structural_tag": (),
-}
-REFUSED_IN_GENERATE: Final[Neutral] = {
-    "audio_data": ([],),
-    "custom_logit_processor": (),
-    "image_data": ([],),
-    "input_embeds": (),
-    "lora_path": (),
-    "return_hidden_states": (False,),
-    "session_params": (),
-    "token_ids_logprob": ([],),
-    "video_data": ([],),
-}
+REFUSED_IN_SAMPLING_PARAMS: Final[Neutral] = refused_beside(names_of(SAMPLING_PARAMS))
 
 
 def _texts(param: str, value: object) -> tuple[Prompt, ...]:
@@ -109,7 +93,7 @@ def _rids(param: str, value: object) -> tuple[str, ...]:
 def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
     fields = read.json_object(param, value)
     try:
-        refuse(fields, REFUSED_IN_SAMPLING_PARAMS)
+        refuse(fields, REFUSED_IN_SAMPLING_PARAMS, names_of(SAMPLING_PARAMS))
         return read_all(SAMPLING_PARAMS, fields)
     except ParameterError as error:
         raise ParameterError(f"{param}.{error.param}", f"{param}.{error.message}") from None
@@ -165,6 +149,7 @@ GENERATE: Final = (
     boolean("return_text_in_logprobs", "Log probabilities name the text of their tokens."),
     *PLACEMENT,
 )
+REFUSED_IN_GENERATE: Final[Neutral] = refused_beside(names_of(GENERATE))
 
 
 @attrs.frozen(kw_only=True)
@@ -192,18 +177,30 @@ class NativeRequest:
     logprobs: LogprobsAsked | None
 
 
+_ONLY_WITH_PROMPT: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "ignore_eos": "ignore_eos"}
+"""Fields of mini-sglang's body, and what SGLang's has for them."""
+_WAYS: Final = (
+    *(name for name in names_of(GENERATE) if name not in _ONLY_WITH_PROMPT),
+    *(f"sampling_params.{name}" for name in names_of(SAMPLING_PARAMS)),
+)
+"""What may be given in place of a field that is not supported."""
+
+
 def parse_generate(body: bytes) -> NativeRequest | ApiError:
     """The request in `body`, or why it is none."""
     return checked(body, _request, GENERATE)
 
 
 def _request(fields: read.JsonObject) -> NativeRequest:
-    refuse(fields, REFUSED_IN_GENERATE)
+    refuse(fields, REFUSED_IN_GENERATE, _WAYS)
     given = read_all(GENERATE, fields)
     kinds = [name for name in ("text", "input_ids", "prompt") if name in given]
     if len(kinds) != 1:
         raise ParameterError("text", "give one of text, input_ids and prompt")
     is_mini = kinds == ["prompt"]
+    for name, instead in () if is_mini else _ONLY_WITH_PROMPT.items():
+        if name in given:
+            raise ParameterError(name, f"{name} goes with prompt; with {kinds[0]} give sampling_params.{instead}")
     prompts = (Prompt.of_text(given["prompt"]),) if is_mini else given[kinds[0]]
     logprobs = _logprobs(given)
     params = _mini_params(given) if is_mini else _native_params(given, logprobs)

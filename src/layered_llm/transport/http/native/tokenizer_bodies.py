@@ -16,11 +16,11 @@ from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.bodies import checked
-from layered_llm.transport.http.openai_schema.body_fields import MODEL, Field, boolean, read_all, string
+from layered_llm.transport.http.openai_schema.body_fields import MODEL, Field, boolean, names_of, read_all, string
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
 from layered_llm.transport.http.openai_schema.requests import chat_prompt
-from layered_llm.transport.http.openai_schema.unsupported import refuse_unsupported_chat_fields
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
 
 
 def _token_ids(param: str, value: object) -> tuple[int, ...]:
@@ -39,6 +39,8 @@ TOKENIZE: Final = (
     boolean("return_token_strs", "The spelling of each token is told."),
     MODEL,
 )
+
+REFUSED_IN_TOKENIZE: Final[Neutral] = refused_beside(names_of(TOKENIZE), only_prompt=True)
 
 DETOKENIZE: Final = (
     Field(
@@ -85,7 +87,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
 
 
 def _tokenize(fields: read.JsonObject) -> TokenizeRequest:
-    refuse_unsupported_chat_fields(fields)
+    refuse(fields, REFUSED_IN_TOKENIZE, names_of(TOKENIZE))
     given = read_all(TOKENIZE, fields)
     return TokenizeRequest(
         prompt=chat_prompt(given), with_spellings=given.get("return_token_strs", False), model=given.get("model")

@@ -51,6 +51,10 @@ class Field:
     summary: str
 
 
+def names_of(table: Sequence[Field]) -> Sequence[str]:
+    return [field.name for field in table]
+
+
 def read_all(table: Sequence[Field], body: JsonObject) -> dict[str, Any]:
     """The fields of `table` that are present in `body`, as their readers have them. Raises ParameterError."""
     present = {name for name, value in body.items() if value is not None}

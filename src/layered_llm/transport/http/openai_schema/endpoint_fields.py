@@ -10,9 +10,10 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import MAX_CHOICES, MAX_LOGPROBS, TOKENS_LIMIT
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.body_fields import COMMON, Field, boolean, integer, string
+from layered_llm.transport.http.openai_schema.body_fields import COMMON, Field, boolean, integer, names_of, string
 from layered_llm.transport.http.openai_schema.fields import Json
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refused_beside
 
 MAX_CHOICES_PER_BODY: Final = MAX_CHOICES
 """Most prompts times `n` of one body."""
@@ -99,6 +100,9 @@ COMPLETIONS: Final = (
     integer("logprobs", 0, MAX_LOGPROBS, "Log probabilities are told, with so many of the likeliest tokens beside each."),
 )
 """`/v1/completions`."""
+
+REFUSED_IN_CHAT: Final[Neutral] = refused_beside(names_of(CHAT))
+REFUSED_IN_COMPLETIONS: Final[Neutral] = refused_beside(names_of(COMPLETIONS))
 
 
 def template_variables(given: Mapping[str, Any]) -> str | None:

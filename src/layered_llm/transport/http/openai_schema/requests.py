@@ -18,18 +18,17 @@ from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.bodies import checked
-from layered_llm.transport.http.openai_schema.body_fields import read_all
+from layered_llm.transport.http.openai_schema.body_fields import names_of, read_all
 from layered_llm.transport.http.openai_schema.endpoint_fields import (
     CHAT,
     COMPLETIONS,
     MAX_CHOICES_PER_BODY,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
     template_variables,
 )
 from layered_llm.transport.http.openai_schema.told import Told, told_by_chat, told_by_completion
-from layered_llm.transport.http.openai_schema.unsupported import (
-    refuse_unsupported_chat_fields,
-    refuse_unsupported_completion_fields,
-)
+from layered_llm.transport.http.openai_schema.unsupported import refuse
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """What `/v1/completions` generates when the body names no limit, as OpenAI has it."""
@@ -112,7 +111,7 @@ def chat_prompt(given: Mapping[str, Any]) -> Prompt:
 
 
 def _chat(fields: read.JsonObject) -> ChatRequest:
-    refuse_unsupported_chat_fields(fields)
+    refuse(fields, REFUSED_IN_CHAT, names_of(CHAT))
     given = read_all(CHAT, fields)
     told = told_by_chat(given)
     params = _params(given, told, default_max_tokens=None)
@@ -120,7 +119,7 @@ def _chat(fields: read.JsonObject) -> ChatRequest:
 
 
 def _completion(fields: read.JsonObject) -> CompletionRequest:
-    refuse_unsupported_completion_fields(fields)
+    refuse(fields, REFUSED_IN_COMPLETIONS, names_of(COMPLETIONS))
     given = read_all(COMPLETIONS, fields)
     told = told_by_completion(given)
     params = _params(given, told, default_max_tokens=DEFAULT_COMPLETION_TOKENS)

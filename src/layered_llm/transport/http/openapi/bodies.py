@@ -11,10 +11,14 @@ from typing import Any
 
 from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
-from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, TOKENIZE
+from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.body_fields import Field
-from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
-from layered_llm.transport.http.openai_schema.unsupported import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from layered_llm.transport.http.openai_schema.endpoint_fields import (
+    CHAT,
+    COMPLETIONS,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+)
 from layered_llm.transport.http.openapi.schema import Json, boolean, described, nullable, one_of, record, string
 
 
@@ -30,8 +34,7 @@ def completion_body() -> Json:
 
 def tokenize_body() -> Json:
     """Of `/tokenize`."""
-    neutral = {name: REFUSED_IN_CHAT[name] for name in ("chat_template", "tools")}
-    return _body(TOKENIZE, neutral) | {"oneOf": [_has("messages"), _has("prompt")]}
+    return _body(TOKENIZE, REFUSED_IN_TOKENIZE) | {"oneOf": [_has("messages"), _has("prompt")]}
 
 
 def detokenize_body() -> Json:
