@@ -147,7 +147,7 @@ def test_an_empty_array_is_an_empty_list(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GgufError, match=r"m\.gguf cannot be read: No such file"):
+    with pytest.raises(GgufError, match=r"m\.gguf does not exist"):
         GgufFile.open(tmp_path / "m.gguf")
 
 

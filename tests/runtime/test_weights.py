@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -196,9 +197,46 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         safetensors_of(tmp_path)
 
 
-def test_a_broken_index_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is not an index"):
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{}", "is not an index"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"weight_map": {}}', "is not an index"),
+        ('{"weight_map": []}', "is not an index"),
+        ('{"weight_map": {"a": ["x.safetensors"]}}', "is not an index"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "names /etc/passwd, which is outside of the model's directory"),
+        ('{"weight_map": {"a": "x/../../b"}}', "names x/../../b, which is outside of the model's directory"),
+        ('{"weight_map": {"a": "a\\u0000b"}}', r"'.*a\\x00b' cannot be read"),
+        ('{"weight_map": {"a": "a\\nb"}}', r"'.*a\\nb' does not exist"),
+    ],
+)
+def test_a_broken_index_is_refused_in_one_line(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        safetensors_of(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_single_file_counts_before_an_index_that_was_left_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.ones(2))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    assert [1, 1] == open_reader(tmp_path).vector(["a"], [2]).tolist()
+
+
+@pytest.mark.parametrize("place", ["x-1.safetensors", "x-2.safetensors"])
+def test_the_index_says_which_copy_of_a_tensor_counts(place: str, tmp_path: Path) -> None:
+    save_file({"a": torch.full((2,), 1.0), "b": torch.zeros(1)}, tmp_path / "x-1.safetensors")
+    save_file({"a": torch.full((2,), 2.0), "c": torch.zeros(1)}, tmp_path / "x-2.safetensors")
+    weight_map = {"a": place, "b": "x-1.safetensors", "c": "x-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert [float(place[2])] * 2 == open_reader(tmp_path).vector(["a"], [2]).tolist()
+
+
+def test_weights_that_are_no_regular_file_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a named pipe, not a regular file"):
         safetensors_of(tmp_path)
 
 
@@ -214,18 +252,31 @@ def entry(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "empty"),
-        (b"\x00" * 20, "Expecting value"),
+        (b"\x00" * 20, "its header is no valid JSON: Expecting value"),
+        (b"\x01" + bytes(7) + b"\xff", "codec can't decode"),
         (b"\xff" * 20, "a header of 18446744073709551615 bytes does not fit"),
         (file_of([]), "no JSON object"),
         (file_of(entry(data_offsets=[0, 20], shape=[5])), "tensor a ends at byte .*, but the file at .*; it is cut off"),
         (file_of(entry(shape=[2, 3])), r"tensor a of shape \[2, 3\] and type F32 has 16 bytes"),
-        (file_of(entry(shape=[-2, -2])), r"tensor a has shape \[-2, -2\]"),
-        (file_of(entry(data_offsets=[16, 0])), "tensor a has shape"),
-        (file_of(entry(data_offsets=[0])), "not enough values"),
+        (file_of(entry(shape=[-2, -2])), r"tensor a is described as .*\[-2, -2\]"),
+        (file_of(entry(shape=[2.0, 2])), "tensor a is described as"),
+        (file_of(entry(shape=[True, 4])), "tensor a is described as"),
+        (file_of(entry(shape="22")), "tensor a is described as"),
+        (file_of(entry(shape=[2**63, 0])), "tensor a is described as"),
+        (file_of(entry(shape=[1] * 5000)), "tensor a is described as"),
+        (file_of(entry(shape=[10**99] * 5000)), "tensor a is described as"),
+        (file_of(entry(shape=[10**4000] * 500)), "a number has 4001 digits"),
+        (file_of(entry(shape=[10**4000] * 5000)), "it has a header of 200150.. bytes; at most 16777216 are read"),
+        (file_of(entry(data_offsets=[16, 0])), "tensor a of shape .* has -16 bytes"),
+        (file_of(entry(data_offsets=[0])), "tensor a is described as"),
+        (file_of(entry(data_offsets={"0": 1, "1": 2})), "tensor a is described as"),
+        (file_of(entry(dtype=["F32"])), "tensor a is described as"),
         (file_of({"a\nb": entry()["a"]}), r"the name 'a\\nb' cannot be printed"),
-        (file_of({"a": {}}), "dtype"),
-        (file_of({"a": 3}), "not subscriptable"),
+        (file_of({"a": {}}), "tensor a is described as {}"),
+        (file_of({"a": 3}), "tensor a is described as 3"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "its header is nested too deeply"),
+        (struct.pack("<Q", 16) + b'{"a": 1, "a": 2}', "it has a twice"),
+        (struct.pack("<Q", 1 << 25) + bytes(1 << 25), "a header of 33554432 bytes; at most 16777216 are read"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(content: bytes, complaint: str, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from typing import Any, Final
 
 import attrs
 
+from layered_llm.formats.untrusted_files import UnreadableFile, map_file
+
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _MOST_DIMENSIONS: Final = 4
@@ -113,12 +115,9 @@ class GgufFile:
     def open(cls, path: Path) -> "GgufFile":
         """Raises GgufError for a file that is missing, cut off, contradicts itself, or is of another format."""
         try:
-            with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise GgufError(f"{path} is empty") from None
-        except OSError as error:
-            raise GgufError(f"{path} cannot be read: {error.strerror or error}") from error
+            mapping = map_file(path)
+        except UnreadableFile as error:
+            raise GgufError(str(error)) from error
         try:
             cursor = _Cursor(mapping, 0)
             tensor_count, field_count = _counts(cursor)

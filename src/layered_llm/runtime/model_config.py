@@ -6,7 +6,6 @@ Names and defaults are those of Hugging Face's configuration classes. Version 5 
 earlier ones wrote `rope_theta` and `rope_scaling`; both are read.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from layered_llm.formats.untrusted_files import UnreadableFile, read_json
 from layered_llm.runtime.device import DeviceError
 
 CONFIG_FILE: Final = "config.json"
@@ -95,13 +95,11 @@ def read_config_json(model_dir: Path) -> Mapping[str, Any]:
     """The parsed config.json of `model_dir`. Raises ModelConfigError where there is none, or it is no JSON object."""
     path = model_dir / CONFIG_FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelConfigError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise ModelConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelConfigError(f"{path} is not a JSON object")
+        raw = read_json(path)
+    except UnreadableFile as error:
+        raise ModelConfigError(str(error)) from error
+    if raw is None:
+        raise ModelConfigError(f"{path} does not exist")
     return raw
 
 

@@ -5,15 +5,19 @@ Must not know: what is in a file.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import attrs
 
 from layered_llm.formats.gguf import GgufError, GgufFile
+from layered_llm.formats.untrusted_files import MOST_JSON_BYTES, UnreadableFile, read_text
 from layered_llm.text.gguf_pretokenizers import UnsupportedGguf
 from layered_llm.text.gguf_tokenizer import tokenizer_files
 
 _TEXT_KEYS: Final = ("tokenizer.", "general.sampling.")
+_MOST_BYTES: Final = MappingProxyType({"tokenizer.json": 100 << 20})
+"""Of files that may be larger than others: the largest vocabularies need 40 MB."""
 
 
 class UnreadableCheckpoint(Exception):  # noqa: N818 - states what was found
@@ -54,8 +58,6 @@ class CheckpointFiles:
 def read_file(path: Path) -> str | None:
     """None where there is no such file. Raises UnreadableCheckpoint."""
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableCheckpoint(f"{path} cannot be read: {error}") from error
+        return read_text(path, most_bytes=_MOST_BYTES.get(path.name, MOST_JSON_BYTES))
+    except UnreadableFile as error:
+        raise UnreadableCheckpoint(str(error)) from error

@@ -12,6 +12,7 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.formats.untrusted_files import UnreadableFile, parse_json
 from layered_llm.text.chat_template import ChatTemplate, Clock
 from layered_llm.text.checkpoint_files import CheckpointFiles, UnreadableCheckpoint, read_file
 from layered_llm.text.decode_tables import UnsupportedTokenizer
@@ -152,9 +153,6 @@ def _read_json(files: CheckpointFiles, name: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UnreadableCheckpoint(f"{files.place(name)} is no valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnreadableCheckpoint(f"{files.place(name)} holds no JSON object")
-    return content
+        return parse_json(text, files.place(name))
+    except UnreadableFile as error:
+        raise UnreadableCheckpoint(str(error)) from error
