@@ -34,6 +34,7 @@ def _build() -> Api:
         api.options,
         api.begin_drain,
         installed=worker.installed_hypercorn(),
+        on_listening=api.note_listening,
         until_drained=api.drain.wait_drained,
     )
     set_up_logging(Role.API, settings)

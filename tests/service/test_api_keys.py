@@ -1,10 +1,11 @@
 import argparse
+import socket
 from pathlib import Path
 
 import pytest
 
 from layered_llm.service.api import build_api
-from layered_llm.service.api_keys import read_api_keys
+from layered_llm.service.api_keys import read_admin_keys, read_api_keys
 from layered_llm.service.settings import Settings, SettingsError, add_arguments, load
 
 
@@ -56,6 +57,64 @@ def test_keys_of_the_setting_come_before_those_of_the_file(file: Path) -> None:
     file.write_text("sk-2")
 
     assert (("key-1", "sk-1"), ("key-2", "sk-2")) == read_api_keys(Settings(api_key=("sk-1",), api_key_file=str(file)))
+
+
+def test_admin_keys_are_named_so_that_no_other_key_can_be(file: Path) -> None:
+    file.write_text("sk-a1\nops:sk-a2\n")
+    settings = Settings(api_key=("sk-1",), admin_key="sk-a0", admin_key_file=str(file))
+
+    assert (("admin:key-1", "sk-a0"), ("admin:key-2", "sk-a1"), ("admin:ops", "sk-a2")) == read_admin_keys(settings)
+    assert (("key-1", "sk-1"),) == read_api_keys(settings)
+
+
+@pytest.mark.parametrize("settings", [{"admin_key": "sk-secret"}, {"admin_key_file": "keys"}])
+def test_an_admin_key_that_users_have_is_refused(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("sk-admin\nsk-secret\n")
+
+    with pytest.raises(SettingsError, match=r"the admin key key-\d is the API key key-2 as well") as caught:
+        build_api(Settings(api_key=("sk-1", "sk-secret"), **settings))  # type: ignore[arg-type] # all are texts
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"admin_key": ""}, {"admin_key": "two words"}, {"admin_key_file": "empty"}])
+def test_an_admin_key_that_is_none_is_refused(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+
+    with pytest.raises(SettingsError, match=r"key 1 of --admin-key: a key must|the file of admin keys has none"):
+        read_admin_keys(Settings(**settings))  # type: ignore[arg-type] # all are texts
+
+
+def test_an_admin_key_comes_from_the_environment_and_from_a_file_of_settings_and_is_never_shown(tmp_path: Path) -> None:
+    config = tmp_path / "llm.toml"
+    config.write_text('admin_key = "sk-secret"')
+    for settings in (load(None, {"LAYERED_LLM_ADMIN_KEY": "sk-secret"}), load(None, {"LAYERED_LLM_CONFIG": str(config)})):
+        assert "sk-secret" == settings.admin_key
+        assert "sk-secret" not in f"{settings!r} {settings.to_json()} {settings.shown()}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "is_warned"),
+    [
+        ({}, "127.0.0.1", False),
+        ({}, "0.0.0.0", True),
+        ({"api_key": ("sk-1",)}, "0.0.0.0", False),
+        ({"admin_key": "sk-a"}, "0.0.0.0", True),
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_warns_when_it_listens(
+    settings: dict[str, object], host: str, is_warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = build_api(Settings(**settings))  # type: ignore[arg-type] # by name
+    with socket.create_server((host, 0)) as sock:
+        api.note_listening([sock])
+
+    assert is_warned == ("warning: this server is reached from other machines" in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from quart_trio import QuartTrio
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.settings import HttpSettings
 from support.http_engine import FakeEngine
 
@@ -32,12 +33,18 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def application(
-    engine: FakeEngine, *, settings: HttpSettings = SETTINGS, keys: ApiKeys | None = None, drain: Drain | None = None
+    engine: FakeEngine,
+    *,
+    settings: HttpSettings = SETTINGS,
+    keys: ApiKeys | None = None,
+    listening: Listening | None = None,
+    drain: Drain | None = None,
 ) -> QuartTrio:
     return build_application(
         engine=engine,
         settings=settings,
         keys=keys or ApiKeys(),
+        listening=listening or Listening(is_loopback=True),
         drain=drain or Drain(2.0),
         wall_clock=lambda: CREATED_S + 0.9,
         new_hex_id=lambda: "feed",

@@ -237,11 +237,11 @@ class FakeEngine:
             asked.tell(answer)
         return asked
 
-    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+    async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         await trio.lowlevel.checkpoint()
         if self.is_abort_unanswered:
             raise EngineLost
-        own = [stream for stream in self.streams if not stream.is_over and stream.placement.tenant == tenant]
+        own = [stream for stream in self.streams if not stream.is_over and tenant in {None, stream.placement.tenant}]
         is_for_all = request is None and not names
         named = [stream for stream in own if is_for_all or request == stream.body or stream.name in names]
         for stream in named:

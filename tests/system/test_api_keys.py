@@ -10,7 +10,7 @@ from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.server import Server, hypercorn_server, scripted
 
-ALICE, BOB, EVE = "sk-alice-5f2c", "sk-bob-9d1e", "sk-eve-0a7b"
+ALICE, BOB, EVE, ADMIN = "sk-alice-5f2c", "sk-bob-9d1e", "sk-eve-0a7b", "sk-admin-77f0"
 TRIES = 6
 """Each on a connection of its own, so that both API processes take some."""
 ENGINE_ROLES = {"supervisor", "text", "scheduler", "runtime"}
@@ -24,6 +24,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = {
         "api_key_file": directory / "keys",
         "api_key": BOB,
+        "admin_key": ADMIN,
         "max_streams_per_key": 2,
         "max_streams": 3,
         "scripted_step_ms": 20,
@@ -41,7 +42,7 @@ def bearing(key: str) -> dict[str, str]:
 
 def debug_state(server: Server) -> Any:
     with server.client() as client:
-        return client.get("/debug/state", headers=bearing(BOB)).json()
+        return client.get("/debug/state", headers=bearing(ADMIN)).json()
 
 
 def opened(server: Server, stack: ExitStack, key: str) -> httpx.Response:
@@ -86,6 +87,6 @@ def test_keys_are_in_no_file_log_command_line_or_environment_of_the_engine(guard
     engine = [Path(f"/proc/{process.pid}/environ").read_bytes() for process in found if process.role in ENGINE_ROLES]
 
     assert len(ENGINE_ROLES) == len(engine)
-    for key in (ALICE, BOB, EVE):
+    for key in (ALICE, BOB, EVE, ADMIN):
         assert not [text for text in (*written, *commands, *engine) if key.encode() in text]
         assert key not in str(debug_state(guarded))

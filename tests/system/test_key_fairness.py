@@ -9,7 +9,7 @@ import trio
 from support.byte_checkpoint import write_byte_checkpoint
 from support.server import Server, python_server, scripted
 
-BUSY, OTHER = "sk-busy-41", "sk-other-42"
+BUSY, OTHER, ADMIN = "sk-busy-41", "sk-other-42", "sk-admin-43"
 FLOOD = 8
 
 
@@ -17,7 +17,12 @@ FLOOD = 8
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("keys")
     (directory / "keys").write_text(f"busy:{BUSY}\nother:{OTHER}\n")
-    settings: dict[str, Any] = {"api_key_file": directory / "keys", "max_running_requests": 1, "scripted_step_ms": 10}
+    settings: dict[str, Any] = {
+        "api_key_file": directory / "keys",
+        "admin_key": ADMIN,
+        "max_running_requests": 1,
+        "scripted_step_ms": 10,
+    }
     model = write_byte_checkpoint(directory / "model", context_tokens=256)
     with python_server(scripted(model, **settings)) as server:
         yield server
@@ -30,7 +35,7 @@ async def complete(client: httpx.AsyncClient, key: str, tokens: int) -> None:
 
 
 async def waiting(client: httpx.AsyncClient) -> int:
-    state = (await client.get("/debug/state", headers={"Authorization": f"Bearer {OTHER}"})).json()
+    state = (await client.get("/debug/state", headers={"Authorization": f"Bearer {ADMIN}"})).json()
     count: int = state["scheduler"]["waiting"]
     return count
 

@@ -8,7 +8,9 @@ import math
 import multiprocessing
 import os
 import secrets
+import socket
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -17,7 +19,7 @@ import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import SEED_LIMIT
-from layered_llm.service.api_keys import read_api_keys
+from layered_llm.service.api_keys import read_admin_keys, read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
@@ -31,12 +33,17 @@ from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
 from layered_llm.transport.http.lifespan import LifespanApplication
+from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0
 RETRY_AFTER_S: Final = 1
 AFTER_DRAIN_S: Final = 1.0
 """What the last events of drained streams have to get out, before the server cuts what is left."""
+OPEN_TO_ALL: Final = (
+    "this server is reached from other machines, and whoever reaches it may use it: it has no API key "
+    "(--api-key-file FILE, --api-key KEY or LAYERED_LLM_API_KEY; --host 127.0.0.1 keeps it to this machine)"
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,8 +53,16 @@ class Api:
     application: LifespanApplication
     client: EngineClient
     drain: Drain
+    keys: ApiKeys
+    listening: Listening
     options: ServerOptions
     drain_timeout_s: float
+
+    def note_listening(self, sockets: Sequence[socket.socket]) -> None:
+        """The server listens on these; says so where anybody may use it."""
+        self.listening.on(sockets)
+        if not self.keys.are_needed and not self.listening.is_loopback and is_first_worker():
+            say(f"warning: {OPEN_TO_ALL}")
 
     def begin_drain(self) -> None:
         """No new requests from now on; open ones get their time."""
@@ -66,11 +81,13 @@ def build_api(settings: Settings) -> Api:
     except RunDirectoryError as error:
         raise SettingsError(str(error)) from error
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
-    drain = Drain(settings.drain_timeout_s)
+    drain, listening = Drain(settings.drain_timeout_s), Listening()
+    keys = ApiKeys.of(read_api_keys(settings), read_admin_keys(settings))
     http = build_application(
         engine=client,
         settings=_http_settings(settings),
-        keys=ApiKeys.of(read_api_keys(settings)),
+        keys=keys,
+        listening=listening,
         drain=drain,
         wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
         new_hex_id=secrets.token_hex,
@@ -81,6 +98,8 @@ def build_api(settings: Settings) -> Api:
         application=LifespanApplication(app=http, run_engine=partial(_run_engine, host, client, drain), stop_warning_s=LEAVE_S),
         client=client,
         drain=drain,
+        keys=keys,
+        listening=listening,
         drain_timeout_s=settings.drain_timeout_s,
         options=attrs.evolve(STANDARD_OPTIONS, graceful_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S),
     )
@@ -102,6 +121,11 @@ def server_owner() -> Owner:
     """The process whose end ends the server: hypercorn's parent in a worker that it spawned, else this one."""
     parent = multiprocessing.parent_process()
     return Owner.of(parent.pid if parent is not None and parent.pid is not None else os.getpid())
+
+
+def is_first_worker() -> bool:
+    """Whether this process is to say what is the same for all of a server: hypercorn numbers the workers that it starts."""
+    return multiprocessing.parent_process() is None or multiprocessing.current_process().name.endswith("-1")
 
 
 def _http_settings(settings: Settings) -> HttpSettings:

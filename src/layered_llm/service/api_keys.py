@@ -1,13 +1,14 @@
-"""The API keys that the operator configured: from the setting itself, and from a file of them.
+"""The API keys and admin keys that the operator configured: from the settings themselves, and from files of them.
 
 Must not know: HTTP, what a key opens.
 
-No message shows a key. A file that has none is an error, since a server without keys is open to everybody.
+No message shows a key. A file that has none is an error, since a server without keys is open to everybody. No two keys have one
+name but where the operator wrote it so, for a name is a tenant.
 """
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +22,34 @@ _KEY: Final = re.compile(r"[\x21-\x7e]+")
 _NAME: Final = re.compile(r"[\w.@/-]{1,64}")
 
 
+ADMIN_PREFIX: Final = "admin:"
+"""Of the names of admin keys, which so are no names of other keys."""
+
+
 def read_api_keys(settings: Settings) -> tuple[NamedKey, ...]:
     """All keys, each with a name: its own, or `key-N` by its place, the next one that nobody has. Raises SettingsError.
 
     Keys have one name only where the operator gave it to each of them.
     """
-    found = (*_given(settings), *_in_file(settings))
+    return _named(_given("--api-key", settings.api_key), _in_file("API keys", settings.api_key_file))
+
+
+def read_admin_keys(settings: Settings) -> tuple[NamedKey, ...]:
+    """The same for the admin's, each name with `ADMIN_PREFIX`. Raises SettingsError, also for a key that others have."""
+    given = () if settings.admin_key is None else (settings.admin_key,)
+    keys = _named(_given("--admin-key", given), _in_file("admin keys", settings.admin_key_file))
+    others = {key: name for name, key in read_api_keys(settings)}
+    for name, key in keys:
+        if key in others:
+            raise SettingsError(
+                f"the admin key {name} is the API key {others[key]} as well: whoever has that would be an admin; give it a key "
+                "of its own"
+            )
+    return tuple((f"{ADMIN_PREFIX}{name}", key) for name, key in keys)
+
+
+def _named(*sources: Iterable[tuple[str, str, str]]) -> tuple[NamedKey, ...]:
+    found = tuple(itertools.chain.from_iterable(sources))
     taken = {name for name, _, _ in found}
     keys: dict[str, str] = {}
     for name, key, source in found:
@@ -41,29 +64,29 @@ def read_api_keys(settings: Settings) -> tuple[NamedKey, ...]:
     return tuple((name, key) for key, name in keys.items())
 
 
-def _given(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    for place, key in enumerate(settings.api_key, start=1):
-        yield "", key, f"key {place} of --api-key"
+def _given(flag: str, keys: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    for place, key in enumerate(keys, start=1):
+        yield "", key, f"key {place} of {flag}"
 
 
-def _in_file(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    if settings.api_key_file is None:
+def _in_file(kind: str, file: str | None) -> Iterator[tuple[str, str, str]]:
+    if file is None:
         return
-    path = user_path(settings.api_key_file)
+    path = user_path(file)
     found = False
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(_lines(kind, path), start=1):
         words = line.strip()
         if words and not words.startswith("#"):
             found = True
             name, separator, key = words.partition(":")
             yield (name.strip(), key.strip(), f"{path}:{number}") if separator else ("", words, f"{path}:{number}")
     if not found:
-        raise SettingsError(f"{path}: the file of API keys has none, and a server without keys is open to everybody")
+        raise SettingsError(f"{path}: the file of {kind} has none, and what they are to keep closed would be open")
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(kind: str, path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"{path}: the file of API keys cannot be read: {reason}") from None
+        raise SettingsError(f"{path}: the file of {kind} cannot be read: {reason}") from None

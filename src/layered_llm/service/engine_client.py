@@ -181,7 +181,7 @@ class EngineClient:
             return EngineState(query=question.query, reports=(own,), silent=(Role.SUPERVISOR.value,))
         return answer
 
-    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+    async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         """Ends the tenant's body that `request` or one of `names` names, whichever API process has it, or all.
 
         Returns how many were open. Raises EngineLost when another API process may have it and does not answer.
@@ -196,10 +196,10 @@ class EngineClient:
             raise EngineLost("the process that may have the request does not answer")
         return count + answer.count
 
-    def abort_here(self, request: RequestId | None, tenant: str, names: tuple[str, ...] = ()) -> int:
+    def abort_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> int:
         """The same for what this process has open."""
         is_for_all = request is None and not names
-        own = [stream for stream in self._streams.values() if stream.tenant == tenant]
+        own = [stream for stream in self._streams.values() if tenant in {None, stream.tenant}]
         named = [stream for stream in own if is_for_all or stream.body == request or stream.name in names]
         for stream in named:
             self.close(stream, AbortReason.ADMINISTRATIVE)

@@ -65,6 +65,7 @@ async def _serve(api: Api, sockets: Sequence[socket.socket], tls: TlsFiles | Non
         options=api.options,
         tls=tls,
         on_shutdown_requested=api.begin_drain,
+        on_listening=api.note_listening,
         shutdown_trigger=partial(_until_over, api, outcome, sockets),
         until_drained=api.drain.wait_drained,
     )

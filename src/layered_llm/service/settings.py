@@ -115,6 +115,14 @@ class Settings:
         is_secret=True,
     )
     api_key_file: str | None = _setting("file of such keys, one a line, each as KEY or as NAME:KEY", default=None, group="http")
+    admin_key: str | None = _setting(
+        "key for what shows or changes others' things (/flush_cache, /abort_request of all, /debug/state, /server_info); "
+        "without one these are open exactly where the server listens on loopback alone and has no API keys",
+        default=None,
+        group="http",
+        is_secret=True,
+    )
+    admin_key_file: str | None = _setting("file of such keys, as --api-key-file has them", default=None, group="http")
     max_streams: int | None = _setting(
         "most streams (requests that wait or run) of the whole server; one more is answered with 429 (default: no limit)",
         default=None,

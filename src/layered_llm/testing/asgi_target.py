@@ -26,6 +26,7 @@ from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineQuestion, EngineStream
+from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.settings import HttpSettings
 
 MODEL: Final = "inline"
@@ -143,6 +144,7 @@ class _Switch:
                 idle_timeout_s=self._serving.idle_timeout_s,
             ),
             keys=ApiKeys(),
+            listening=Listening(is_loopback=True),
             drain=self._drain,
             wall_clock=lambda: 0.0,
             new_hex_id=lambda: "0" * 32,
@@ -163,7 +165,7 @@ class _Switch:
     ) -> EngineQuestion | Rejected:
         return self._present.ask(owner, question, tenant)
 
-    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+    async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         return await self._present.abort(request, tenant, names)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

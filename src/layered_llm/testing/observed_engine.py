@@ -130,7 +130,7 @@ class ObservedEngine:
             self.questions.append(asked)
         return asked
 
-    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+    async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         return await self.client.abort(request, tenant, names)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

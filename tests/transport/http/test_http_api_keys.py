@@ -6,7 +6,7 @@ import trio
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, Call, application, get, post
 from support.http_engine import FakeEngine, accepting, answering, ended, text_delta
 
@@ -28,7 +28,7 @@ def bearing(key: str) -> dict[str, str]:
     ],
 )
 def test_each_key_has_a_name_and_several_may_have_one(authorization: str, tenant: str) -> None:
-    assert tenant == KEYS.tenant(authorization)
+    assert Holder(tenant=tenant) == KEYS.holder([authorization])
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_each_key_has_a_name_and_several_may_have_one(authorization: str, tenant
     ],
 )
 def test_anything_else_opens_nothing(authorization: str | None) -> None:
-    refused = KEYS.tenant(authorization)
+    refused = KEYS.holder([] if authorization is None else [authorization])
 
     assert isinstance(refused, ApiError)
     assert (401, "invalid_api_key") == (refused.status, refused.code)
 
 
 def test_without_keys_everybody_is_nobody_in_particular() -> None:
-    assert ["", ""] == [ApiKeys().tenant("Bearer whatever"), ApiKeys().tenant(None)]
+    assert [ANYBODY] * 2 == [ApiKeys().holder(["Bearer whatever"], ["else"]), ApiKeys().holder([])]
 
 
 def test_every_key_is_compared_wherever_the_right_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_every_key_is_compared_wherever_the_right_one_stands(monkeypatch: pytest
 
     monkeypatch.setattr("hmac.compare_digest", compare)
     for key in ("sk-alpha", "sk-beta-2", "wrong"):
-        KEYS.tenant(f"Bearer {key}")
+        KEYS.holder([f"Bearer {key}"])
 
     assert 9 == len(compared)
 
@@ -90,7 +90,7 @@ async def test_a_request_without_a_key_is_refused_as_openai_refuses_it(path: str
     assert [] == engine.streams
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/small", "/debug/state"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/small", "/get_model_info", "/version"])
 async def test_what_the_server_tells_of_itself_needs_a_key_too(path: str) -> None:
     app = application(FakeEngine(), keys=KEYS)
 
@@ -119,21 +119,21 @@ async def test_the_keys_name_is_the_tenant_of_every_prompt(key: str, tenant: str
     assert [(tenant, "salt")] * 2 == [(stream.placement.tenant, stream.placement.cache_salt) for stream in engine.streams]
 
 
-@pytest.mark.parametrize("order", [{"abort_all": True}, {"rid": "cmpl-0000123400000000"}])
+@pytest.mark.parametrize("order", [{"request_id": "mine"}, {"rid": "cmpl-0000123400000000"}])
 async def test_a_key_ends_no_request_of_another_one(order: dict[str, Any]) -> None:
     engine = FakeEngine(accepting)
     app = application(engine, keys=KEYS)
     call = Call(app)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call.run, "POST", COMPLETIONS, b'{"prompt": "hi"}', bearing("sk-alpha"))
+        nursery.start_soon(call.run, "POST", COMPLETIONS, b'{"prompt": "hi", "request_id": "mine"}', bearing("sk-alpha"))
         await engine.wait_opened()
         others = await post(app, "/abort_request", order, bearing("sk-beta"))
         was_open = not engine.streams[0].is_over
         own = await post(app, "/abort_request", order, bearing("sk-alpha"))
 
     assert was_open
-    assert (200 if "abort_all" in order else 404) == others.status
+    assert 404 == others.status
     assert (200, {"aborted": 1}) == (own.status, own.json())
     assert [AbortReason.ADMINISTRATIVE] == engine.aborts
 

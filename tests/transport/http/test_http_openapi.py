@@ -218,7 +218,7 @@ async def test_what_the_endpoints_answer_is_described() -> None:
     calls: list[tuple[str, str, Exchange]] = [
         (path, "GET", await get(app, path.replace("{name}", "small")))
         for path, method, _ in operations(document)
-        if method == "GET" and path not in ("/metrics", "/docs", "/flush_cache", "/debug/state")
+        if method == "GET" and path not in ("/metrics", "/docs", "/debug/state")
     ]
     calls += [(path, "POST", await post(app, path, body)) for path, body in BODIES.items()]
     calls.append(("/v1/models/{name}", "GET", await get(app, "/v1/models/other")))
@@ -232,7 +232,7 @@ async def test_what_the_endpoints_answer_without_an_engine_is_described() -> Non
     document = await described()
     app = application(FakeEngine(current=attrs.evolve(READY, phase=EnginePhase.STARTING, limits=None)))
 
-    for path in ("/health", "/ready", "/ping", "/v1/models", "/server_info", "/get_model_info", "/flush_cache"):
+    for path in ("/health", "/ready", "/ping", "/v1/models", "/server_info", "/get_model_info"):
         check_answer(document, path, "GET", await get(app, path))
     for path in (CHAT, COMPLETIONS):
         exchange = await post(app, path, BODIES[path])
@@ -241,17 +241,22 @@ async def test_what_the_endpoints_answer_without_an_engine_is_described() -> Non
 
 
 async def test_an_operation_asks_for_a_key_exactly_where_the_server_does() -> None:
-    keys = ApiKeys.of([("alice", "sk-alpha")])
+    keys = ApiKeys.of([("alice", "sk-alpha")], [("admin:key-1", "sk-admin")])
     app, document = application(FakeEngine(), keys=keys), await described(keys)
 
     for path, method, operation in operations(document):
         exchange = await Call(app).run(method, path.replace("{name}", "small"), b"{}")
-        if operation.get("security") != [{"key": []}]:
+        if "security" not in operation:
             assert exchange.status in (200, 503)
         else:
             check_answer(document, path, method, exchange)
             assert 401 == exchange.status
-    assert {"type": "http", "scheme": "bearer"} == document["components"]["securitySchemes"]["key"]
+    needed = {
+        operation["operationId"]: operation["security"] for _, _, operation in operations(document) if "security" in operation
+    }
+    assert [{"key": []}, {"key_header": []}] == needed["chat_completions"]
+    assert [{"admin": []}, {"admin_header": []}] == needed["flush_cache"] == needed["debug_state"] == needed["server_info"]
+    assert {"key", "key_header", "admin", "admin_header"} == document["components"]["securitySchemes"].keys()
     assert not any("security" in operation for _, _, operation in operations(await described()))
 
 

@@ -168,7 +168,8 @@ class AbortByName:
     request: RequestId | None
     names: tuple[str, ...] = ()
     """What the request's client may have called it. Without a request and without names all are meant."""
-    tenant: str = ""
+    tenant: str | None = ""
+    """None: anybody's."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,5 +1,5 @@
-"""`POST /abort_request`: ends a request by the id in its response, whichever API process has it, or all requests: those of the
-API key that it comes with.
+"""`POST /abort_request`: ends a request by the id in its response, whichever API process has it: one of the same API key, or,
+for an admin, anybody's. All requests are ended only for those who may change others' things.
 
 Must not know: how the process that has a request is found.
 
@@ -13,6 +13,7 @@ from quart import Response, request
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http import api_error
+from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.body_parsing import parsed
 from layered_llm.transport.http.connection import exchange_of
@@ -34,8 +35,12 @@ async def abort_request(context: HttpContext) -> Response:
     asked = await parsed(_asked, body, context.large_parses)
     if isinstance(asked, ApiError):
         return error_reply(asked)
+    holder = exchange_of(request).holder
+    is_refused = refused(Access.ADMIN, holder, context.keys, context.listening) if asked is None else None
+    if is_refused is not None:
+        return error_reply(is_refused)
+    tenant = None if holder.is_admin else holder.tenant
     try:
-        tenant = exchange_of(request).tenant
         if asked is None:
             count = await context.engine.abort(None, tenant)
         else:

@@ -17,6 +17,7 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.domain.verdicts import RejectReason
 
 INVALID_REQUEST: Final = "invalid_request_error"
+PERMISSION: Final = "permission_error"
 RATE_LIMIT: Final = "rate_limit_error"
 SERVER_ERROR: Final = "server_error"
 UNAVAILABLE: Final = "unavailable_error"
@@ -55,13 +56,38 @@ def bad_parameter(error: ParameterError) -> ApiError:
 
 
 def no_api_key() -> ApiError:
-    message = "This server needs an API key, in a header of the form 'Authorization: Bearer KEY'."
+    message = "This server needs an API key, in a header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
     return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
 
 
 def wrong_api_key() -> ApiError:
     message = "The API key is not one of this server's."
     return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
+
+
+def two_api_keys() -> ApiError:
+    message = "The request has two different API keys; send one, as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'."
+    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
+
+
+def no_admin_key(*, is_guarded: bool) -> ApiError:
+    """There is nobody who may ask for it."""
+    why = "it has API keys" if is_guarded else "it is reached from other machines"
+    message = (
+        f"Only the server's administrator may ask for this, and it has no admin key while {why}. "
+        "Start it with --admin-key-file FILE (or --admin-key, or LAYERED_LLM_ADMIN_KEY), and send that key."
+    )
+    return ApiError(status=HTTPStatus.FORBIDDEN, type=PERMISSION, message=message, code="admin_key_required")
+
+
+def not_the_admin_key(*, is_known: bool) -> ApiError:
+    """A key is missing, or one is there that does not open this."""
+    return ApiError(
+        status=HTTPStatus.FORBIDDEN if is_known else HTTPStatus.UNAUTHORIZED,
+        type=PERMISSION if is_known else INVALID_REQUEST,
+        message="This needs the admin key that the server was started with, in a header 'Authorization: Bearer KEY'.",
+        code="admin_key_required",
+    )
 
 
 def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:

@@ -32,31 +32,71 @@ class KnownKey:
         return cls(name=name, digest=_digest(key))
 
 
+@attrs.frozen(kw_only=True)
+class Holder:
+    """Whose key a request has; nobody's in particular where no key is needed."""
+
+    tenant: str = ""
+    is_admin: bool = False
+
+
+ANYBODY: Final = Holder()
+
+
 @attrs.frozen
 class ApiKeys:
     """The keys that open the server; without any it is open to everybody, and whatever key a client has is ignored."""
 
     known: tuple[KnownKey, ...] = ()
+    admins: tuple[KnownKey, ...] = ()
+    """These open everything."""
 
     @classmethod
-    def of(cls, named: Iterable[tuple[str, str]]) -> Self:
+    def of(cls, named: Iterable[tuple[str, str]], admins: Iterable[tuple[str, str]] = ()) -> Self:
         """From pairs of name and key; several keys may have one name."""
-        return cls(tuple(KnownKey.of(name, key) for name, key in named))
+        return cls(tuple(KnownKey.of(name, key) for name, key in named), tuple(KnownKey.of(name, key) for name, key in admins))
 
     @property
     def are_needed(self) -> bool:
+        """Whether what is asked for oneself needs one."""
         return bool(self.known)
 
-    def tenant(self, authorization: str | None) -> str | ApiError:
-        """The name behind an `Authorization` header (RFC 6750), or why it opens nothing; "" where no key is needed."""
+    @property
+    def have_admin(self) -> bool:
+        return bool(self.admins)
+
+    @property
+    def are_none(self) -> bool:
+        return not self.known and not self.admins
+
+    def holder(self, authorizations: Iterable[str], api_keys: Iterable[str] = ()) -> Holder | ApiError:
+        """Whose key is in a request's `Authorization` (RFC 6750) or `X-Api-Key` headers, or why it opens nothing."""
+        if self.are_none:
+            return ANYBODY
+        presented = {*_bearers(authorizations), *(key.strip() for key in api_keys)} - {""}
+        if len(presented) > 1:
+            return api_error.two_api_keys()
+        digests = [_digest(key) for key in presented]
+        found = [
+            Holder(tenant=key.name, is_admin=is_admin)
+            for digest in digests
+            for is_admin, group in ((False, self.known), (True, self.admins))
+            for key in group
+            if hmac.compare_digest(key.digest, digest)
+        ]
+        if found:
+            return found[0]
         if not self.are_needed:
-            return ""
-        scheme, _, presented = (authorization or "").partition(" ")
-        if scheme.lower() != _SCHEME or not presented.strip():
-            return api_error.no_api_key()
-        digest = _digest(presented.strip())
-        names = [key.name for key in self.known if hmac.compare_digest(key.digest, digest)]
-        return names[0] if names else api_error.wrong_api_key()
+            return ANYBODY
+        return api_error.wrong_api_key() if presented else api_error.no_api_key()
+
+
+def _bearers(authorizations: Iterable[str]) -> Iterable[str]:
+    """The keys of those that are of this scheme; another one is for somebody else, as a proxy on the way."""
+    for authorization in authorizations:
+        scheme, _, presented = authorization.strip().partition(" ")
+        if scheme.lower() == _SCHEME:
+            yield presented.strip()
 
 
 def _digest(key: str) -> bytes:

@@ -5,7 +5,7 @@ Must not know: which endpoints there are, how the engine is reached, which serve
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -15,13 +15,15 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from layered_llm.transport.http import api_error
+from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.api_keys import ApiKeys, Holder
 from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.media_types import refused_body
 from layered_llm.transport.http.message_framing import refused_framing
 from layered_llm.transport.http.openapi.endpoint import Handler
@@ -30,6 +32,7 @@ from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"
+API_KEY_HEADER: Final = "x-api-key"
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _CODES: Final = {
     413: "request_entity_too_large",
@@ -47,6 +50,7 @@ def build_application(
     engine: Engine,
     settings: HttpSettings,
     keys: ApiKeys,
+    listening: Listening,
     drain: Drain,
     wall_clock: Callable[[], float],
     new_hex_id: Callable[[], str],
@@ -55,6 +59,7 @@ def build_application(
     """The application without a lifespan of its own; wrap it in `LifespanApplication`.
 
     Args:
+        listening: filled in by whoever binds the sockets.
         drain: begun by whoever learns that the server is to stop.
         wall_clock: Unix time in seconds.
         new_hex_id: a new random hexadecimal id at each call.
@@ -71,6 +76,7 @@ def build_application(
         engine=engine,
         settings=settings,
         keys=keys,
+        listening=listening,
         drain=drain,
         wall_clock=wall_clock,
         new_hex_id=new_hex_id,
@@ -82,15 +88,15 @@ def build_application(
     return app
 
 
-def _add_routes(app: QuartTrio, context: HttpContext) -> frozenset[str]:
-    """The names of the routes that need no API key."""
+def _add_routes(app: QuartTrio, context: HttpContext) -> Mapping[str, Access]:
+    """The classes of the routes, by their names."""
     about, endpoints = context.settings.about, all_endpoints()
-    table = with_description(endpoints, version=about.version, needs_key=context.keys.are_needed)
+    table = with_description(endpoints, version=about.version, keys=context.keys)
     for endpoint in table:
         for path in endpoint.paths:
             handler = partial(endpoint.handler if endpoint.body is None else _json_only(endpoint.handler), context)
             app.add_url_rule(path, path, handler, methods=list(endpoint.methods))
-    return frozenset(path for endpoint in table if endpoint.is_open for path in endpoint.paths)
+    return {path: endpoint.access for endpoint in table for path in endpoint.paths}
 
 
 def _json_only(handler: Handler) -> Handler:
@@ -103,7 +109,7 @@ def _json_only(handler: Handler) -> Handler:
     return guarded
 
 
-def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]) -> None:
+def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Access]) -> None:
     @app.before_request
     async def begin() -> Response | None:
         asked = request.headers.get(REQUEST_ID_HEADER, "")
@@ -112,7 +118,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext, open_routes: frozenset[str]
         g.request_id = exchange.client_id or context.new_hex_id()
         if (misframed := _misframed()) is not None:
             return misframed
-        return _no_content() if request.method == "OPTIONS" else _refused(context, open_routes)
+        return _no_content() if request.method == "OPTIONS" else _refused(context, classes)
 
     @app.after_request
     async def finish(response: Response) -> Response:
@@ -141,14 +147,16 @@ def _misframed() -> Response | None:
     return reply
 
 
-def _refused(context: HttpContext, open_routes: frozenset[str]) -> Response | None:
+def _refused(context: HttpContext, classes: Mapping[str, Access]) -> Response | None:
     """The answer to a request whose API key does not open what it asks for; its body is not read."""
-    if request.endpoint in open_routes:
-        return None
-    tenant = context.keys.tenant(request.headers.get("Authorization"))
-    if isinstance(tenant, ApiError):
-        return error_reply(tenant)
-    exchange_of(request).tenant = tenant
+    # What is no route needs a key as well, so that nobody without one learns what there is.
+    access = classes.get(request.endpoint or "", Access.KEY)
+    holder = context.keys.holder(request.headers.getlist("Authorization"), request.headers.getlist(API_KEY_HEADER))
+    error = refused(access, holder, context.keys, context.listening)
+    if error is not None:
+        return error_reply(error)
+    if isinstance(holder, Holder):
+        exchange_of(request).holder = holder
     return None
 
 

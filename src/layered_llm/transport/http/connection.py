@@ -20,6 +20,8 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEven
 from quart.wrappers import Request, Response
 from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
+from layered_llm.transport.http.api_keys import ANYBODY, Holder
+
 SCOPE_KEY: Final = "layered_llm.exchange"
 FINISH_GRACE_S: Final = 1.0
 """How long the final `send` may take after the disconnect; over HTTP/2 it would wait for ever when the peer is gone."""
@@ -33,10 +35,14 @@ class Exchange:
     """Closes all that is entered into it when the exchange ends."""
     nursery: trio.Nursery
     """For tasks that live no longer than the exchange; it is cancelled as soon as the response is sent."""
-    tenant: str = ""
+    holder: Holder = ANYBODY
     """Whose API key it came with; set before there is a handler."""
     client_id: str | None = None
     """The request id that the client named in a header."""
+
+    @property
+    def tenant(self) -> str:
+        return self.holder.tenant
 
 
 def exchange_of(request: Request) -> Exchange:

@@ -16,6 +16,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
+from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.settings import HttpSettings
 
@@ -27,6 +28,7 @@ class HttpContext:
     engine: Engine
     settings: HttpSettings
     keys: ApiKeys
+    listening: Listening
     drain: Drain
     wall_clock: Callable[[], float]
     """Unix time in seconds."""

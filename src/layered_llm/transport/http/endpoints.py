@@ -9,6 +9,7 @@ from typing import Final
 
 from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.about import model_info, root, server_info, version
+from layered_llm.transport.http.access import Access
 from layered_llm.transport.http.chat import chat_completions
 from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -151,7 +152,7 @@ def _about_the_server() -> Sequence[Endpoint]:
             summary="What this is, and where the rest is found.",
             tag="server",
             answers=json_answer("Root"),
-            is_open=True,
+            access=Access.OPEN,
         ),
         *(
             Endpoint(
@@ -162,7 +163,7 @@ def _about_the_server() -> Sequence[Endpoint]:
                 tag="server",
                 answers=_HEALTH,
                 bodies=_UNHEALTHY,
-                is_open=True,
+                access=Access.OPEN,
             )
             for path in ("/health", "/ready", "/ping")
         ),
@@ -191,6 +192,7 @@ def _about_the_server() -> Sequence[Endpoint]:
                 summary="Settings, limits, and where the scheduler stands.",
                 tag="server",
                 answers=json_answer("ServerInfo"),
+                access=Access.ADMIN,
             )
             for path in ("/server_info", "/get_server_info")
         ),
@@ -212,7 +214,7 @@ def _about_the_server() -> Sequence[Endpoint]:
             summary="Figures for Prometheus.",
             tag="server",
             answers={METRICS_TYPE: {"type": "string"}},
-            is_open=True,
+            access=Access.OPEN,
         ),
         Endpoint(
             name="debug_state",
@@ -221,6 +223,7 @@ def _about_the_server() -> Sequence[Endpoint]:
             summary="What every process holds, and whether nothing is left of any request.",
             tag="server",
             answers=json_answer("State"),
+            access=Access.ADMIN,
             errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
         ),
     )
@@ -232,8 +235,9 @@ def _orders() -> Sequence[Endpoint]:
             name="flush_cache",
             path="/flush_cache",
             handler=flush_cache,
-            methods=("POST", "GET"),
-            summary="Lets go of every page that only the prefix cache holds.",
+            methods=("POST",),
+            access=Access.ADMIN,
+            summary="Frees every page that only the prefix cache holds.",
             tag="orders",
             answers=json_answer("Pages"),
             errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
@@ -243,7 +247,7 @@ def _orders() -> Sequence[Endpoint]:
             path="/abort_request",
             handler=abort_request,
             methods=("POST",),
-            summary="Ends the request with this id, or with abort_all every one.",
+            summary="Ends the request with this id if it is your own, or, for the admin, with abort_all every one.",
             tag="orders",
             body=abort_body(),
             answers=json_answer("Aborted"),

@@ -83,12 +83,12 @@ class Engine(Protocol):
     ) -> EngineQuestion | Rejected:
         """Asks a text worker the question that `question` makes of its id; as `open` in everything else."""
 
-    async def abort(self, request: RequestId | None, tenant: str = "", names: tuple[str, ...] = ()) -> int:
+    async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         """Ends the body whose first request is `request` and what is called by one of `names`, whichever process has it.
 
-        With neither it ends all. Returns how many were open. Only what the tenant opened counts; another one's request is as
-        one that is not open. Their readers hear RequestAborted. Raises EngineLost when it cannot be known whether the request
-        is open.
+        With neither it ends all. Returns how many were open. Only what the tenant opened counts, with None what anybody did;
+        another one's request is as one that is not open. Their readers hear RequestAborted. Raises EngineLost when it cannot be
+        known whether the request is open.
         """
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

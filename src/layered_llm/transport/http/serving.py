@@ -67,6 +67,7 @@ async def serve(
     sockets: Sequence[socket.socket],
     options: ServerOptions,
     on_shutdown_requested: Callable[[], object],
+    on_listening: Callable[[Sequence[socket.socket]], object] = worker.unheard,
     tls: TlsFiles | None = None,
     shutdown_trigger: ShutdownTrigger | None = None,
     until_drained: Callable[[], Awaitable[None]] = worker.at_once,
@@ -92,6 +93,7 @@ async def serve(
             secure_sockets=[] if tls is None else own, insecure_sockets=own if tls is None else [], quic_sockets=[]
         ),
         shutdown_trigger=shutdown_trigger,
+        on_listening=on_listening,
         until_drained=until_drained,
         task_status=task_status,
     )

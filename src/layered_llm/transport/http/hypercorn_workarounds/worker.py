@@ -14,7 +14,8 @@ Faults of upstream:
 import importlib.metadata
 import multiprocessing
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -57,6 +58,10 @@ def installed_hypercorn() -> str:
     return importlib.metadata.version("hypercorn")
 
 
+def unheard(_sockets: Sequence[socket.socket]) -> None:
+    """Nobody asks where the server listens."""
+
+
 async def at_once() -> None:
     """Waits for no drain: listeners close as soon as the server is asked to stop."""
 
@@ -66,12 +71,14 @@ def install(
     on_shutdown_requested: Callable[[], object],
     *,
     installed: str,
+    on_listening: Callable[[Sequence[socket.socket]], object] = unheard,
     until_drained: Callable[[], Awaitable[None]] = at_once,
 ) -> None:
     """Puts every workaround in its place, for all servers of this process; harmless when repeated.
 
     Args:
         on_shutdown_requested: called in the trio thread when the server is asked to stop, before anything else happens.
+        on_listening: called with the listening sockets before the first connection is taken.
         until_drained: then awaited while the server still takes connections, so that the application can answer them.
         installed: the version of hypercorn, from `installed_hypercorn`.
 
@@ -80,7 +87,7 @@ def install(
     if not installed.startswith(f"{SUPPORTED_RELEASE}."):
         raise UnsupportedHypercorn(installed)
     configure(Config, options)
-    worker_serve = partial(serve_observed, on_shutdown_requested, until_drained=until_drained)
+    worker_serve = partial(serve_observed, on_shutdown_requested, on_listening=on_listening, until_drained=until_drained)
     _replace(hypercorn.trio.run, TCPServer=partial(WatchedTCPServer, options), worker_serve=worker_serve)
     _replace(hypercorn.protocol, H11Protocol=TolerantH11Protocol, H2Protocol=partial(BoundedH2Protocol, options))
     _replace(hypercorn.protocol.h2, StreamBuffer=BoundedStreamBuffer)
@@ -112,12 +119,15 @@ async def serve_observed(
     *,
     sockets: Sockets,
     shutdown_trigger: ShutdownTrigger | None = None,
+    on_listening: Callable[[Sequence[socket.socket]], object] = unheard,
     until_drained: Callable[[], Awaitable[None]] = at_once,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """hypercorn's `worker_serve`, with word of the shutdown, and on sockets that no child process inherits."""
-    for sock in (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets):
+    listening = (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets)
+    for sock in listening:
         sock.set_inheritable(False)
+    on_listening(listening)
 
     async def trigger() -> None:
         await (shutdown_trigger or wait_for_stop_signal)()

@@ -10,44 +10,65 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Final
 
+from layered_llm.transport.http.access import Access
 from layered_llm.transport.http.openapi.endpoint import BODY_ERRORS, JSON, PREFIX, Endpoint
 from layered_llm.transport.http.openapi.schema import Json, ref
 
-_KEY_SCHEME: Final = "key"
+_IN_HEADERS: Final[dict[str, Json]] = {
+    "": {"type": "http", "scheme": "bearer"},
+    "_header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
+"""Where a key may be, by the ends of the schemes' names."""
+_SCHEMES: Final = {Access.KEY: "key", Access.ADMIN: "admin"}
+_TEXTS: Final = {"key": "An API key.", "admin": "The admin key; without any key where the server listens on loopback alone."}
 _VARIABLE: Final = re.compile(r"<(?:path:)?(\w+)>")
 
 
-def document(endpoints: Iterable[Endpoint], components: dict[str, Json], *, title: str, version: str, needs_key: bool) -> Json:
+def document(
+    endpoints: Iterable[Endpoint],
+    components: dict[str, Json],
+    *,
+    title: str,
+    version: str,
+    needs_key: bool,
+    has_admin_key: bool,
+) -> Json:
     """The whole document, ready to be written as JSON."""
+    schemes = {Access.KEY: _SCHEMES[Access.KEY]} if needs_key else {}
+    schemes |= {Access.ADMIN: _SCHEMES[Access.ADMIN]} if needs_key or has_admin_key else {}
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
         for path in endpoint.paths:
-            operations = _operations(endpoint, path, needs_key=needs_key and not endpoint.is_open)
+            operations = _operations(endpoint, path, scheme=schemes.get(endpoint.access))
             paths[_VARIABLE.sub(r"{\1}", path)] = dict(operations)
-    schemes = {_KEY_SCHEME: {"type": "http", "scheme": "bearer"}} if needs_key else {}
+    described = {
+        f"{name}{end}": {**place, "description": _TEXTS[name]}
+        for name in schemes.values()
+        for end, place in _IN_HEADERS.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": schemes},
+        "components": {"schemas": components, "securitySchemes": described},
     }
 
 
-def _operations(endpoint: Endpoint, path: str, *, needs_key: bool) -> Iterator[tuple[str, Json]]:
+def _operations(endpoint: Endpoint, path: str, *, scheme: str | None) -> Iterator[tuple[str, Json]]:
     for method in endpoint.methods:
         operation: Json = {
             "operationId": _operation_id(endpoint, path, method),
             "summary": endpoint.summary,
             "tags": [endpoint.tag],
-            "responses": _responses(endpoint, needs_key=needs_key),
+            "responses": _responses(endpoint, needs_key=scheme is not None),
         }
         variables = _VARIABLE.findall(path)
         if variables:
             operation["parameters"] = [_parameter(name) for name in variables]
         if endpoint.body is not None:
             operation["requestBody"] = {"required": True, "content": {JSON: {"schema": endpoint.body}}}
-        if needs_key:
-            operation["security"] = [{_KEY_SCHEME: []}]
+        if scheme is not None:
+            operation["security"] = [{f"{scheme}{end}": []} for end in _IN_HEADERS]
         yield method.lower(), operation
 
 
@@ -69,7 +90,12 @@ def _responses(endpoint: Endpoint, *, needs_key: bool) -> Json:
     answered: Json = {str(HTTPStatus.OK.value): _response(HTTPStatus.OK, dict(endpoint.answers))}
     for status, body in endpoint.bodies.items():
         answered[str(status)] = _response(status, {JSON: body})
-    failed = {*endpoint.errors, HTTPStatus.INTERNAL_SERVER_ERROR, *(BODY_ERRORS if endpoint.body is not None else ())}
+    failed = {
+        *endpoint.errors,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        *(BODY_ERRORS if endpoint.body is not None else ()),
+    }
     failed |= {HTTPStatus.UNAUTHORIZED} if needs_key else set()
     for status in sorted(failed - endpoint.bodies.keys()):
         answered[str(int(status))] = _response(status, {JSON: ref("Error")})

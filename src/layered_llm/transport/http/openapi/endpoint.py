@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import attrs
 from quart import Response
 
+from layered_llm.transport.http.access import Access
 from layered_llm.transport.http.openapi.schema import Json, ref
 
 JSON: Final = "application/json"
@@ -41,8 +42,8 @@ class Endpoint:
     methods: Sequence[str] = ("GET",)
     is_aliased: bool = False
     """Found with `/v1` and without."""
-    is_open: bool = False
-    """Needs no API key where the others do: load balancers have none, nor browsers, and Prometheus' figures name nobody."""
+    access: Access = Access.KEY
+    """Who may ask for it."""
     body: Json | None = None
     answers: Mapping[str, Json]
     """The bodies of a 200 by their media types."""

@@ -13,6 +13,8 @@ from typing import Final
 from quart import Response
 
 from layered_llm.transport.http import sse
+from layered_llm.transport.http.access import Access
+from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.openapi.components import COMPONENTS
 from layered_llm.transport.http.openapi.document import document
@@ -26,10 +28,12 @@ _PAGE_HEADERS: Final = {
 }
 
 
-def with_description(endpoints: Sequence[Endpoint], *, version: str, needs_key: bool) -> tuple[Endpoint, ...]:
+def with_description(endpoints: Sequence[Endpoint], *, version: str, keys: ApiKeys) -> tuple[Endpoint, ...]:
     """`endpoints` and the two that describe them all."""
     described = (*endpoints, *_own(b""))
-    told = document(described, dict(COMPONENTS), title=_TITLE, version=version, needs_key=needs_key)
+    told = document(
+        described, dict(COMPONENTS), title=_TITLE, version=version, needs_key=keys.are_needed, has_admin_key=keys.have_admin
+    )
     return (*endpoints, *_own(sse.to_json(told)))
 
 
@@ -43,7 +47,7 @@ def _own(told: bytes) -> tuple[Endpoint, Endpoint]:
             handler=partial(_sent, told, JSON, {}),
             summary="This document.",
             tag="server",
-            is_open=True,
+            access=Access.OPEN,
             answers={JSON: {"type": "object"}},
         ),
         Endpoint(
@@ -52,7 +56,7 @@ def _own(told: bytes) -> tuple[Endpoint, Endpoint]:
             handler=partial(_sent, page, _HTML, _PAGE_HEADERS),
             summary="This document for people.",
             tag="server",
-            is_open=True,
+            access=Access.OPEN,
             answers={_HTML: {"type": "string"}},
         ),
     )
