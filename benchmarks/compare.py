@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
+from benchmarks.beside import EXPLANATION, add_arguments
 from benchmarks.compare_bare import BareResult, bare_steps, cases_of, chosen_engines, measure_bare
+from benchmarks.compare_beside import compare_checkouts
 from benchmarks.compare_engines import PEERS, Places, make_model_files
 from benchmarks.compare_http import HttpResult, chosen_servers, http_steps, measure_http
 from benchmarks.compare_progress import Progress
@@ -17,7 +19,8 @@ from benchmarks.json_file import write_json
 from benchmarks.machine import Machine, this_machine
 from tqdm import tqdm
 
-HELP = """\
+HELP = (
+    """\
 Measures engines by themselves, then servers over HTTP, in rounds: in each round every one of them does the same work once, one
 after the other, beginning with another one each time, so that a disturbance hits all of them. All are open from the beginning
 to the end and sleep while they are not asked. Greedy; two threads on two cores; prompts are random words, no two the same.
@@ -47,11 +50,18 @@ OMP_WAIT_POLICY is left as it is in the environment: unset, the threads of the p
 them on a quiet machine; on a busy one PASSIVE is. Settings of ours come from the environment too: LAYERED_LLM_DTYPE=float16 …
 
 The peers have virtual environments of their own; benchmarks/README.md has the commands.
+
+With --beside CHECKOUT no peers are needed: the runtime and the server of another commit are measured instead.
 """
+    + EXPLANATION
+)
 
 
 def main() -> None:
     arguments = parse()
+    if arguments.beside is not None:
+        plan = Plan.quick() if arguments.quick else Plan.whole()
+        raise SystemExit(not compare_checkouts(arguments.beside, plan, arguments))
     places = Places(
         peers_python=arguments.peers_python.absolute(),
         vllm_python=arguments.vllm_python.absolute(),
@@ -143,6 +153,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="where the weights are kept in the formats of the peers, 1.5 GB (default: %(default)s)",
     )
+    add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings and everything that was measured to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the tables into FILE (.png, .svg, …; needs matplotlib)")
     return parser.parse_args(given)

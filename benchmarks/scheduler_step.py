@@ -2,11 +2,17 @@
 fast the machine is."""
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import attrs
+from benchmarks.beside import EXPLANATION, THIS, Checkout, Pair, add_arguments, compare, rounds_of
+from benchmarks.peers.protocol import Setup
+from benchmarks.worker_process import ROOT, Worker, worker
 
 from layered_llm.domain.columns import pack_i32, unpack_i8
 from layered_llm.domain.ids import RequestId, TextId
@@ -20,8 +26,10 @@ from layered_llm.scheduling.pools import NO_STEP
 
 PAGE_SIZE_TOKENS = 16
 WORKER = TextId(0)
+CALL_TIMEOUT_S = 120.0
 
-HELP = """\
+HELP = (
+    """\
 Runs N choices that all decode, and measures what the scheduler does for one step: plan it, take its result, take the
 text worker's credit for it. The device is left out: its result is made up outside of the measured time.
 
@@ -39,7 +47,11 @@ Then the prefix cache by itself, with one prompt among many others that are kept
   find, unknown       nothing is known of it
   keep                a computed prompt is added
   take, all evicted   pages for the prompt, out of a pool without a free page, from other prompts of one page each
+
+With --beside CHECKOUT, the column / reference of the steps of both schedulers:
 """
+    + EXPLANATION
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +72,8 @@ class Timings:
 
 def main() -> None:
     arguments = parse()
+    if arguments.beside is not None:
+        raise SystemExit(not beside(arguments.beside, arguments))
     print(
         f"{'running':>8} {'prompt':>8} {'prefix':>8} {'plan':>8} {'complete':>9} {'step':>8} {'p99':>8} {'reference':>10} "
         f"{'/ reference':>12}"
@@ -84,7 +98,55 @@ def parse() -> argparse.Namespace:
         "--prompt-tokens", type=int, nargs="+", default=[16, 4096], metavar="T", help="length of each prompt (default: 16 4096)"
     )
     parser.add_argument("--steps", type=int, default=1000, metavar="S", help="steps that are measured (default: 1000)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="with --beside: measurements of each (default: 7)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --beside: write all measurements to FILE")
+    add_arguments(parser)
     return parser.parse_args()
+
+
+def beside(other: Checkout, arguments: argparse.Namespace) -> bool:
+    """Measures the steps of both checkouts' schedulers, each in a process of its own; whether this one is as fast."""
+    with contextlib.ExitStack() as stack:
+        this, that = (stack.enter_context(scheduler_worker(checkout)) for checkout in (THIS, other))
+        pairs = [
+            Pair(
+                name=f"{running:>4} choices, {prompt_tokens:>5} tokens, prefix cache {'on' if prefix_cache else 'off'}",
+                unit="/ reference",
+                more_is_better=False,
+                this=partial(step_by_reference, this, running, prompt_tokens, arguments.steps, prefix_cache=prefix_cache),
+                other=partial(step_by_reference, that, running, prompt_tokens, arguments.steps, prefix_cache=prefix_cache),
+            )
+            for running in arguments.running
+            for prompt_tokens in arguments.prompt_tokens
+            for prefix_cache in (False, True)
+        ]
+        rounds = rounds_of(arguments)
+        return compare(other, pairs, rounds=rounds, bound=arguments.bound, json_file=arguments.json)
+
+
+@contextlib.contextmanager
+def scheduler_worker(checkout: Checkout) -> Iterator[Worker]:
+    """A checkout's scheduler, driven by its own benchmarks; by those of this tree where it is older than they are."""
+    module = Path("benchmarks") / "peers" / "own_scheduler.py"
+    directory = checkout.directory if (checkout.directory / module).exists() else ROOT
+    command = checkout.python("-m", "benchmarks.peers.own_scheduler")
+    with worker(command, checkout.environment, directory) as opened:
+        opened.open(Setup(contexts=[], threads=1, context_tokens=0), timeout_s=CALL_TIMEOUT_S)
+        yield opened
+
+
+def step_by_reference(scheduler: Worker, running: int, prompt_tokens: int, steps: int, *, prefix_cache: bool) -> float:
+    """The median step by the median reference."""
+    step_us, reference = scheduler.call(
+        "step_us",
+        timeout_s=CALL_TIMEOUT_S,
+        running=running,
+        prompt_tokens=prompt_tokens,
+        steps=steps,
+        prefix_cache=prefix_cache,
+    )
+    ratio: float = step_us / reference
+    return ratio
 
 
 def row(timings: Timings) -> str:

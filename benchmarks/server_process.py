@@ -35,15 +35,15 @@ class ReadyServer:
 
 
 @contextlib.contextmanager
-def local_server(*flags: str) -> Iterator[ReadyServer]:
-    """Starts `python -m layered_llm` with this process's environment and `flags`, and ends it. Exits with its output when it
-    fails.
+def local_server(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[ReadyServer]:
+    """Starts `python -m layered_llm` with `flags` and this process's environment, or another one, and ends it. Exits with its
+    output when it fails.
     """
     port = free_port()
     command = [sys.executable, "-m", "layered_llm", "--port", str(port), *flags]
     with contextlib.ExitStack() as stack:
         try:
-            yield stack.enter_context(server(command, f"http://127.0.0.1:{port}", os.environ))
+            yield stack.enter_context(server(command, f"http://127.0.0.1:{port}", environment or os.environ))
         except ServerError as error:
             raise SystemExit(f"the server did not start:\n{error}") from None
 

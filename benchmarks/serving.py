@@ -5,13 +5,15 @@ import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import attrs
 import trio
+from benchmarks.beside import EXPLANATION, THIS, Checkout, Pair, add_arguments, compare, rounds_of
 from benchmarks.machine import Machine, this_machine
 from benchmarks.server_process import local_server
 
@@ -22,7 +24,8 @@ from layered_llm.client.bench.sender import Endpoint, StreamSender
 from layered_llm.client.bench.statistics import Distribution, Summary, summarize
 from layered_llm.client.bench.tally import Tally
 
-HELP = """\
+HELP = (
+    """\
 Starts the server with its default model, or takes the one at --url, and asks it for text completions over streams: short
 prompts of random words, no two the same, a fixed number of tokens each, greedy, end tokens ignored. N clients each wait for
 their answer before they ask again. The counts of clients take turns in every round, so that a disturbance hits all of them.
@@ -37,7 +40,11 @@ Read it so:
   between chunks  from one piece of text to the next (inter-token latency, where a piece is a token)
   per token       the mean time of a token after the first; less than the column before where pieces hold several tokens
 Latencies are medians of one round's requests; shown is the median of the rounds.
+
+With --beside CHECKOUT, tokens/s of both servers:
 """
+    + EXPLANATION
+)
 PROMPT_WORDS = WordRange(low=6, high=12)
 
 
@@ -78,6 +85,8 @@ class Row:
 
 def main() -> None:
     arguments = parse()
+    if arguments.beside is not None:
+        raise SystemExit(not beside(arguments.beside, arguments))
     machine = this_machine()
     with server_url(arguments.url) as url:
         results = trio.run(measure, url, arguments)
@@ -97,14 +106,50 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--url", metavar="URL", help="a server that runs already (default: start one)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], metavar="N", help="requests at a time (default: 1 8)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each (default: 5)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="measurements of each (default: 5, with --beside 7)")
     parser.add_argument("--requests", type=int, default=2, metavar="N", help="requests of a client in a round (default: 2)")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="output tokens of a request (default: 64)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, table and all rounds to FILE")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw throughput by clients into FILE (.png, .svg, …; needs matplotlib)"
     )
-    return parser.parse_args()
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    if arguments.beside is None:
+        arguments.rounds = arguments.rounds or 5
+    return arguments
+
+
+def beside(other: Checkout, arguments: argparse.Namespace) -> bool:
+    """Measures this tree's server and the other's, both running; whether this one is as fast."""
+    with local_server(environment=THIS.environment) as this, local_server(environment=other.environment) as that:
+        measure_this, measure_other = tokens_per_s(this.url, arguments), tokens_per_s(that.url, arguments)
+        for measure_once in (measure_this, measure_other):
+            measure_once(max(arguments.clients))
+        pairs = [
+            Pair(
+                name=f"HTTP, {clients} at a time",
+                unit="tokens/s",
+                more_is_better=True,
+                this=partial(measure_this, clients),
+                other=partial(measure_other, clients),
+            )
+            for clients in arguments.clients
+        ]
+        rounds = rounds_of(arguments)
+        return compare(other, pairs, rounds=rounds, bound=arguments.bound, json_file=arguments.json)
+
+
+def tokens_per_s(url: str, arguments: argparse.Namespace) -> Callable[[int], float]:
+    """Of one measurement with as many clients; each call asks what was not asked before."""
+    random = Random(0)
+
+    async def once(clients: int) -> float:
+        async with AsyncChatClient(url) as client:
+            load = Load(clients=clients, requests=arguments.requests, output_tokens=arguments.tokens)
+            return (await run_load(client, (await client.models())[0], random, load)).output_tokens_per_s
+
+    return partial(trio.run, once)
 
 
 @contextlib.contextmanager

@@ -8,15 +8,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
+from benchmarks.beside import EXPLANATION, THIS, Checkout, Pair, add_arguments, compare, rounds_of
 from benchmarks.machine import this_machine
 from benchmarks.runtime_memory import RuntimeMemory
 from benchmarks.server_process import local_server
 
-HELP = """\
+HELP = (
+    """\
 Starts the server several times, each time from nothing, and measures the time until /health says 200: all processes run and
 the model is loaded. One start before that, not counted, fills the cache of compiled kernels and the system's cache of files.
 In between, the imports that a start cannot do without are measured in processes of their own.
@@ -29,7 +32,11 @@ Read it so:
                  that of layered_llm, which a program has to wait for, is to take less than 0.15 s
   memory         most that is resident in a runtime process when the model is open, less what its imports take, beside the bytes
                  of the weights' files and of the KV pool; pages of the pool count when they are first used, and none is here
+
+With --beside CHECKOUT, the start of both servers:
 """
+    + EXPLANATION
+)
 IMPORTS = {
     "import layered_llm": "import layered_llm",
     "import torch": "import torch",
@@ -50,15 +57,17 @@ class Samples:
 
 def main() -> None:
     arguments = parse()
+    if arguments.beside is not None:
+        raise SystemExit(not beside(arguments.beside, arguments))
     machine = this_machine()
     sys.stderr.write("filling caches\n")
     measure_start()
     things = [Samples(READY, measure_start), *(Samples(name, importer(code)) for name, code in IMPORTS.items())]
-    for number in range(1, arguments.runs + 1):
+    for number in range(1, arguments.rounds + 1):
         for samples in things:
             samples.seconds.append(samples.measure())
-        sys.stderr.write(f"run {number}/{arguments.runs}: ready after {things[0].seconds[-1]:.2f} s\n")
-    print(f"{machine}; {arguments.runs} runs\n")
+        sys.stderr.write(f"run {number}/{arguments.rounds}: ready after {things[0].seconds[-1]:.2f} s\n")
+    print(f"{machine}; {arguments.rounds} runs\n")
     print(table(things))
     memory = measure_memory()
     print("\n" + memory_line(memory))
@@ -75,13 +84,34 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.start_time", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="starts that are measured (default: 5)")
+    parser.add_argument(
+        "--runs",
+        "--rounds",
+        type=int,
+        dest="rounds",
+        metavar="N",
+        help="starts that are measured (default: 5, with --beside 7)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE")
-    return parser.parse_args()
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    if arguments.beside is None:
+        arguments.rounds = arguments.rounds or 5
+    return arguments
 
 
-def measure_start() -> float:
-    with local_server() as server:
+def beside(other: Checkout, arguments: argparse.Namespace) -> bool:
+    """Measures the start of this tree's server and of the other's; whether this one is as fast."""
+    sys.stderr.write("filling caches\n")
+    this, that = (partial(measure_start, checkout.environment) for checkout in (THIS, other))
+    for fill in (this, that):
+        fill()
+    pair = Pair(name=READY, unit="s", more_is_better=False, this=this, other=that)
+    return compare(other, [pair], rounds=rounds_of(arguments), bound=arguments.bound, json_file=arguments.json)
+
+
+def measure_start(environment: Mapping[str, str] | None = None) -> float:
+    with local_server(environment=environment) as server:
         return server.start_s
 
 

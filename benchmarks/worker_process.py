@@ -87,13 +87,13 @@ class Worker:
 
 
 @contextlib.contextmanager
-def worker(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Worker]:
-    """Starts `command`, whose engine is still to be opened, and ends it."""
-    with tempfile.TemporaryDirectory() as directory:
-        errors = Path(directory) / "errors"
+def worker(command: Sequence[str], environment: Mapping[str, str], directory: Path = ROOT) -> Iterator[Worker]:
+    """Starts `command` in `directory`, whose engine is still to be opened, and ends it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        errors = Path(temporary) / "errors"
         with errors.open("wb") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=dict(environment), cwd=ROOT
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=dict(environment), cwd=directory
             )
         try:
             yield Worker(process, errors)

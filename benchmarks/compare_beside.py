@@ -1,0 +1,117 @@
+"""Two checkouts of this project, taking turns: their runtimes by themselves, and their servers over HTTP."""
+
+import argparse
+import contextlib
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count, islice
+from random import Random
+from typing import Final
+
+from benchmarks.beside import THIS, Checkout, Pair, compare, rounds_of
+from benchmarks.compare_bare import CALL_TIMEOUT_S, OPEN_TIMEOUT_S, WARM_UP_STEPS, Case, cases_of
+from benchmarks.compare_engines import MOST_CONTEXT_TOKENS, OURS, THREADS, ServerCommand
+from benchmarks.compare_http import WARM_UP_TOKENS, Served
+from benchmarks.compare_settings import Plan
+from benchmarks.peers.protocol import Decoded, Setup
+from benchmarks.server_process import free_port, server
+from benchmarks.worker_process import Worker, worker
+
+from layered_llm.client.bench.prompts import TextPrompt, WordRange, synthetic_prompts
+
+TOKEN_IDS: Final = range(1000, 40_000)
+"""Ordinary tokens of the default model."""
+DECODES: Final = 3
+"""Runs of a decode case in a round."""
+
+
+def compare_checkouts(other: Checkout, plan: Plan, arguments: argparse.Namespace) -> bool:
+    """Whether this tree is as fast in decode, prefill and over HTTP. Raises WorkerError, ServerError."""
+    rounds = rounds_of(arguments)
+    with contextlib.ExitStack() as stack:
+        this, that = (Opened(stack, checkout, plan) for checkout in (THIS, other))
+        pairs = [
+            *(_bare_pair(case, this, that, plan) for case in cases_of(plan)),
+            *(_http_pair(clients, this, that, plan) for clients in plan.http_batches),
+        ]
+        return compare(other, pairs, rounds=rounds, bound=arguments.bound, json_file=arguments.json)
+
+
+class Opened:
+    """A checkout's runtime and its server, both ready; they sleep while they are not asked."""
+
+    def __init__(self, stack: contextlib.ExitStack, checkout: Checkout, plan: Plan) -> None:
+        random = Random("contexts")
+        contexts = [random.choices(TOKEN_IDS, k=plan.context_tokens) for _ in range(max(plan.batches))]
+        setup = Setup(contexts=contexts, threads=THREADS, context_tokens=MOST_CONTEXT_TOKENS)
+        command = checkout.python("-m", "benchmarks.peers.own_engine")
+        self.runtime: Worker = stack.enter_context(worker(command, checkout.environment, checkout.directory))
+        self.runtime.open(setup, timeout_s=OPEN_TIMEOUT_S)
+        self.served = _serve(stack, checkout)
+
+
+def _serve(stack: contextlib.ExitStack, checkout: Checkout) -> Served:
+    port = str(free_port())
+    command = ServerCommand(
+        name=checkout.name,
+        family=OURS,
+        command=checkout.python("-m", "layered_llm", "--threads", str(THREADS), "--port", port),
+        environment=checkout.environment,
+        ready_path="/health",
+        parameters={"ignore_eos": True},
+    )
+    ready = stack.enter_context(server(command.command, f"http://127.0.0.1:{port}", command.environment))
+    served = Served(command=command, ready=ready)
+    served.measure(["Warm up."], WARM_UP_TOKENS)
+    return served
+
+
+def _bare_pair(case: Case, this: Opened, that: Opened, plan: Plan) -> Pair:
+    measures = (partial(_decode_rate, case, plan), partial(_prefill_rate, case))
+    measure = measures[0] if case.is_decode else measures[1]
+    mine, theirs = (measure(opened.runtime) for opened in (this, that))
+    return Pair(name=case.name, unit="tokens/s", more_is_better=True, this=mine, other=theirs)
+
+
+def _decode_rate(case: Case, plan: Plan, runtime: Worker) -> Callable[[], float]:
+    def measure() -> float:
+        step_s: list[float] = []
+        for _ in range(DECODES):
+            steps = WARM_UP_STEPS + plan.steps
+            decoded = Decoded(*runtime.call("decode", timeout_s=CALL_TIMEOUT_S, batch=case.tokens, steps=steps))
+            step_s.extend(decoded.step_s[WARM_UP_STEPS:])
+        return case.tokens / statistics.median(step_s)
+
+    return measure
+
+
+def _prefill_rate(case: Case, runtime: Worker) -> Callable[[], float]:
+    prompts = (Random(f"prompt {number}").choices(TOKEN_IDS, k=case.tokens) for number in count())
+
+    def measure() -> float:
+        rate: float = case.tokens / runtime.call("prefill", timeout_s=CALL_TIMEOUT_S, prompt=next(prompts))
+        return rate
+
+    return measure
+
+
+def _http_pair(clients: int, this: Opened, that: Opened, plan: Plan) -> Pair:
+    mine, theirs = (_http_rate(clients, opened.served, plan) for opened in (this, that))
+    return Pair(name=f"HTTP, {clients} at a time", unit="tokens/s", more_is_better=True, this=mine, other=theirs)
+
+
+def _http_rate(clients: int, served: Served, plan: Plan) -> Callable[[], float]:
+    rounds = count()
+
+    def measure() -> float:
+        return served.measure(_prompts(next(rounds), clients, plan), plan.http_output_tokens).tokens_per_s
+
+    return measure
+
+
+def _prompts(number: int, clients: int, plan: Plan) -> Sequence[str]:
+    """The same for both checkouts, and of every round others: no cache has seen them."""
+    words = WordRange(low=plan.http_prompt_words, high=plan.http_prompt_words)
+    made = synthetic_prompts(Random(f"{number} {clients}"), words)
+    return [prompt.text for prompt in islice(made, clients) if isinstance(prompt, TextPrompt)]
