@@ -149,7 +149,10 @@ def tokens_per_s(url: str, arguments: argparse.Namespace) -> Callable[[int], flo
             load = Load(clients=clients, requests=arguments.requests, output_tokens=arguments.tokens)
             return (await run_load(client, (await client.models())[0], random, load)).output_tokens_per_s
 
-    return partial(trio.run, once)
+    def measure_once(clients: int) -> float:
+        return trio.run(once, clients)
+
+    return measure_once
 
 
 @contextlib.contextmanager
