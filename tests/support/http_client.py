@@ -87,6 +87,8 @@ class Call:
     stall_at: int | None = None
     in_final_send: Callable[[], Awaitable[None]] | None = None
     """What the server does inside of the send that completes the response."""
+    receive: Callable[[], Awaitable[Any]] | None = None
+    """Brings the messages of the body, in place of one that has all of it."""
     exchange: Exchange = attrs.field(factory=Exchange)
     gone: trio.Event = attrs.field(factory=trio.Event)
     stalled: trio.Event = attrs.field(factory=trio.Event)
@@ -119,7 +121,7 @@ class Call:
                 return {"type": "http.disconnect"}
             return message
 
-        await self.app(scope, receive, self._send)  # type: ignore[arg-type] # plain dicts, as servers send them
+        await self.app(scope, self.receive or receive, self._send)  # type: ignore[arg-type] # plain dicts, as servers send them
         return self.exchange
 
     async def _send(self, message: Any) -> None:

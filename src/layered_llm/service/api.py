@@ -37,6 +37,9 @@ from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0
+PROCESS_BODIES: Final = 16
+CLIENT_BODIES: Final = 4
+"""Bodies of the largest size that are taken in at once, where no limit is set."""
 RETRY_AFTER_S: Final = 1
 AFTER_DRAIN_S: Final = 1.0
 """What the last events of drained streams have to get out, before the server cuts what is left."""
@@ -137,6 +140,10 @@ def _http_settings(settings: Settings) -> HttpSettings:
         created_s=int(time.time()),  # noqa: TID251 - as above
         heartbeat_interval_s=settings.heartbeat_interval_s,
         max_body_bytes=settings.max_body_bytes,
+        max_unfinished_body_bytes=settings.max_unfinished_body_bytes or PROCESS_BODIES * settings.max_body_bytes,
+        max_unfinished_body_bytes_per_client=(
+            settings.max_unfinished_body_bytes_per_client or CLIENT_BODIES * settings.max_body_bytes
+        ),
         body_timeout_s=BODY_TIMEOUT_S,
         retry_after_s=RETRY_AFTER_S,
         has_vllm_metrics=settings.metrics_prefix == "vllm",

@@ -98,6 +98,20 @@ class Settings:
     )
     drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
     max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
+    max_unfinished_body_bytes: int | None = _setting(
+        "bytes of request bodies that one API process keeps until they are parsed; what exceeds them is answered with 503 "
+        "(default: 16 times --max-body-bytes)",
+        default=None,
+        group="http",
+        low=1,
+    )
+    max_unfinished_body_bytes_per_client: int | None = _setting(
+        "the same of one API key's name, or of one address where no key is needed; answered with 429 "
+        "(default: 4 times --max-body-bytes)",
+        default=None,
+        group="http",
+        low=1,
+    )
     certfile: str | None = _setting(
         "certificate in PEM, with the chain behind it, for https and HTTP/2; needs --keyfile",
         default=None,

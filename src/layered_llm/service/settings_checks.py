@@ -8,7 +8,7 @@ The engine's processes look at the same things again, since only they can know a
 import os
 
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
-from layered_llm.service.settings import Settings, SettingsError
+from layered_llm.service.settings import Settings, SettingsError, flag
 from layered_llm.service.settings_fields import user_path
 
 
@@ -30,10 +30,19 @@ def _check_pairs(settings: Settings) -> None:
         raise SettingsError("--max-streams-per-key needs --api-key or --api-key-file; --max-streams bounds all together")
     if settings.share_prefix_cache and not (settings.api_key or settings.api_key_file):
         raise SettingsError("--share-prefix-cache needs --api-key or --api-key-file; without keys everybody shares")
+    _check_body_limits(settings)
     wishes = {"--deterministic": settings.deterministic, "--kv-dtype float16": settings.kv_dtype == "float16"}
     for wish, is_wished in wishes.items():
         if is_wished and settings.kernels == "torch" and settings.device == "cpu":
             raise SettingsError(f"{wish} needs the generated kernels, and --kernels torch forbids them")
+
+
+def _check_body_limits(settings: Settings) -> None:
+    """Raises SettingsError where a body that is allowed could never be taken."""
+    for name in ("max_unfinished_body_bytes", "max_unfinished_body_bytes_per_client"):
+        limit = getattr(settings, name)
+        if limit is not None and limit < settings.max_body_bytes:
+            raise SettingsError(f"{flag(name)} must be at least --max-body-bytes, {settings.max_body_bytes}, got {limit}")
 
 
 def _check_trace_file(settings: Settings) -> None:

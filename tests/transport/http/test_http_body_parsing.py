@@ -3,6 +3,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from layered_llm.domain.sampling import MAX_BIASED_TOKENS, MAX_CHOICES, MAX_STOP
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.body_parsing import LARGE_BODY_BYTES, parsed
 from layered_llm.transport.http.endpoints import all_endpoints
+from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.native.generate_body import parse_generate
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.fields import (
@@ -35,30 +37,61 @@ def thread_of(body: bytes) -> tuple[int, int]:
 async def test_a_small_body_is_parsed_at_once() -> None:
     here = threading.get_ident()
 
-    assert (here, LARGE_BODY_BYTES) == await parsed(thread_of, b" " * LARGE_BODY_BYTES, trio.CapacityLimiter(1))
+    assert (here, LARGE_BODY_BYTES) == await parsed(thread_of, b" " * LARGE_BODY_BYTES, FairWork(), "a")
 
 
 async def test_a_large_body_is_parsed_in_a_thread() -> None:
     here = threading.get_ident()
 
-    there, size = await parsed(thread_of, b" " * (LARGE_BODY_BYTES + 1), trio.CapacityLimiter(1))
+    there, size = await parsed(thread_of, b" " * (LARGE_BODY_BYTES + 1), FairWork(), "a")
 
     assert there != here
     assert size == LARGE_BODY_BYTES + 1
 
 
 async def test_a_parse_that_nobody_waits_for_keeps_its_place_until_it_ends() -> None:
-    may_end = threading.Event()
-    limiter = trio.CapacityLimiter(1)
+    may_end, order = threading.Event(), list[str]()
+    fair_work = FairWork()
+
+    def forgotten(_body: bytes) -> None:
+        may_end.wait(timeout=60)
+        order.append("forgotten")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(parsed, lambda _body: may_end.wait(timeout=60), b" " * (LARGE_BODY_BYTES + 1), limiter)
+        nursery.start_soon(parsed, forgotten, b" " * (LARGE_BODY_BYTES + 1), fair_work, "a")
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    borrowed = limiter.borrowed_tokens
-    may_end.set()
-    async with limiter:
-        assert borrowed == 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parsed, lambda _body: order.append("next"), b" " * (LARGE_BODY_BYTES + 1), fair_work, "a")
+        await trio.testing.wait_all_tasks_blocked()
+        may_end.set()
+
+    assert ["forgotten", "next"] == order
+
+
+async def test_a_flood_of_one_account_delays_another_by_one_turn() -> None:
+    order, fair_work = list[bytes](), FairWork()
+    async with trio.open_nursery() as nursery, fair_work.turn("flooder", 1):
+        for _ in range(20):
+            nursery.start_soon(parsed, lambda body: order.append(body[:5]), b"flood" * 4000, fair_work, "flooder")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(parsed, lambda body: order.append(body[:5]), b"other" * 1000, fair_work, "other")
+        await trio.testing.wait_all_tasks_blocked()
+
+    assert b"other" in order[:2]
+
+
+async def test_a_body_whose_request_is_gone_takes_no_turn() -> None:
+    order, fair_work = list[bytes](), FairWork()
+    async with trio.open_nursery() as nursery, fair_work.turn("a", 1):
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(parsed, lambda body: order.append(body[:4]), b"gone" * 4000, fair_work, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            leaving.cancel_scope.cancel()
+        nursery.start_soon(parsed, lambda body: order.append(body[:4]), b"here" * 4000, fair_work, "a")
+        await trio.testing.wait_all_tasks_blocked()
+
+    assert [b"here"] == order
 
 
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
@@ -73,9 +106,9 @@ async def test_a_large_body_is_judged_as_a_small_one_is(path: str, field: str) -
 async def test_every_endpoint_parses_a_large_body_in_a_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_sync, in_threads = trio.to_thread.run_sync, list[object]()
 
-    async def recording(parse: Callable[..., object], body: bytes, **options: object) -> object:
-        in_threads.append(len(body))
-        return await run_sync(functools.partial(parse, body), **options)  # type: ignore[arg-type]  # passed on as they came
+    async def recording(parse: "functools.partial[object]", **options: Any) -> object:
+        in_threads.extend(map(len, parse.args))
+        return await run_sync(parse, **options)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", recording)
     body = {"user": "x" * LARGE_BODY_BYTES}

@@ -15,7 +15,7 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
@@ -31,8 +31,7 @@ _NAMES: Final = ("rid", "id", "request_id")
 
 async def abort_request(context: HttpContext) -> Response:
     """200 with the number of requests that were ended; 404 when the one that was named is not open, or not any more."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    asked = await parsed(_asked, body, context.large_parses)
+    asked = await parsed_body(context, _asked)
     if isinstance(asked, ApiError):
         return error_reply(asked)
     holder = exchange_of(request).holder

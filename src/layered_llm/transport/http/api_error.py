@@ -143,6 +143,33 @@ def queue_timeout(message: str, retry_after_s: int) -> ApiError:
     )
 
 
+def too_many_bytes(message: str, retry_after_s: int) -> ApiError:
+    """One client asks this process to keep more than its share; later there may be room."""
+    return ApiError(
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        type=RATE_LIMIT,
+        message=message,
+        code="too_many_bytes",
+        retry_after_s=retry_after_s,
+    )
+
+
+def no_memory(message: str, retry_after_s: int) -> ApiError:
+    """All clients together ask this process to keep more than it may."""
+    return ApiError(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        type=UNAVAILABLE,
+        message=message,
+        code="server_full",
+        retry_after_s=retry_after_s,
+    )
+
+
+def slow_body(slowest_bytes_per_s: int, patience_s: float) -> ApiError:
+    message = f"The body came slower than {slowest_bytes_per_s} bytes per second for {patience_s:g} s."
+    return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=TIMEOUT, message=message, code="slow_body")
+
+
 def timed_out(message: str, code: str) -> ApiError:
     """The engine was too slow for a limit of this server; a repetition would only add to its load."""
     return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)

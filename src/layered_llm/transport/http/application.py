@@ -18,11 +18,13 @@ from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys, Holder
+from layered_llm.transport.http.byte_budget import ByteBudget
 from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
+from layered_llm.transport.http.incoming_body import BodyRules
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.media_types import refused_body
 from layered_llm.transport.http.message_framing import refused_framing
@@ -66,7 +68,8 @@ def build_application(
         draw_seed: a fresh seed at each call, 0 … 2**63 - 1.
     """
     app = QuartTrio("layered_llm", static_folder=None)
-    app.asgi_http_class = OwningConnection
+    budget = ByteBudget(settings.max_unfinished_body_bytes, settings.max_unfinished_body_bytes_per_client)
+    app.asgi_http_class = partial(OwningConnection, BodyRules(budget, settings.retry_after_s))  # type: ignore[assignment]  # only called
     app.asgi_websocket_class = RefusedWebsocket
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
@@ -118,7 +121,11 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
         g.request_id = exchange.client_id or context.new_hex_id()
         if (misframed := _misframed()) is not None:
             return misframed
-        return _no_content() if request.method == "OPTIONS" else _refused(context, classes)
+        if request.method == "OPTIONS":
+            return _no_content()
+        answer = _refused(context, classes)
+        exchange.body.admit(exchange.account)
+        return answer
 
     @app.after_request
     async def finish(response: Response) -> Response:

@@ -5,7 +5,7 @@ Must not know: tokenizers, the engine.
 
 from quart import Response, request
 
-from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.openai_generation import generate
@@ -15,6 +15,5 @@ from layered_llm.transport.http.openai_schema.responses import COMPLETIONS
 
 async def completions(context: HttpContext) -> Response:
     """Continues one or more plain prompts."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    asked = await parsed(parse_completion, body, context.large_parses)
+    asked = await parsed_body(context, parse_completion)
     return await generate(context, exchange_of(request), asked, COMPLETIONS)

@@ -6,7 +6,6 @@ Must not know: routes.
 from collections.abc import Callable
 
 import attrs
-import trio
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.supervision import EnginePhase
@@ -16,6 +15,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
+from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.settings import HttpSettings
@@ -36,9 +36,9 @@ class HttpContext:
     """A new random id for each request that brings none."""
     draw_seed: Callable[[], int]
     """A fresh 63-bit seed for each request that names none."""
-    large_parses: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
-    """Large bodies are parsed and written one after the other: several would share one interpreter lock, and so only take more
-    memory."""
+    fair_work: FairWork = attrs.field(factory=FairWork)
+    """Large bodies are parsed and written one after the other, by turns between accounts: several would share one interpreter
+    lock, and so only take more memory."""
 
     def priority_refused(self, placement: Placement) -> ApiError | None:
         """A priority that the server does not go by would be ignored in silence."""

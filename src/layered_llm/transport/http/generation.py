@@ -122,7 +122,7 @@ async def respond(
         return error_reply(begun)
     if request.stream:
         return _streamed(context, begun, wording.stream(begun))
-    return await _whole(context, begun, wording.whole(begun))
+    return await _whole(context, exchange, begun, wording.whole(begun))
 
 
 async def respond_at_once(context: HttpContext, exchange: Exchange, request: Asked, answer: WholeAnswer) -> Response:
@@ -130,7 +130,7 @@ async def respond_at_once(context: HttpContext, exchange: Exchange, request: Ask
     begun = await _begin(context, exchange, request, is_one_body=True)
     if isinstance(begun, ApiError):
         return error_reply(begun)
-    return await _whole(context, begun, answer)
+    return await _whole(context, exchange, begun, answer)
 
 
 async def _begin(
@@ -201,7 +201,7 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-async def _whole(context: HttpContext, begun: Begun, answer: WholeAnswer) -> Response:
+async def _whole(context: HttpContext, exchange: Exchange, begun: Begun, answer: WholeAnswer) -> Response:
     try:
         while not answer.is_complete:
             match await next_batch(begun.source, context.drain, begun.patience, math.inf):
@@ -215,8 +215,13 @@ async def _whole(context: HttpContext, begun: Begun, answer: WholeAnswer) -> Res
                     answer.add(batch)
     except EngineLost as why:
         return error_reply(context.lost(why))
-    body = await trio.to_thread.run_sync(answer.body, limiter=context.large_parses) if answer.is_long else answer.body()
+    body = await _long_body(context, exchange, answer) if answer.is_long else answer.body()
     return error_reply(body) if isinstance(body, ApiError) else Response(body, content_type=JSON_TYPE)
+
+
+async def _long_body(context: HttpContext, exchange: Exchange, answer: WholeAnswer) -> bytes | ApiError:
+    async with context.fair_work.turn(exchange.account, 1):
+        return await context.fair_work.in_thread(answer.body)
 
 
 def _streamed(context: HttpContext, begun: Begun, answer: StreamAnswer) -> Response:

@@ -39,6 +39,10 @@ class HttpSettings:
     max_body_bytes: int
     body_timeout_s: float
     """How long a client may take to send its body."""
+    max_unfinished_body_bytes: int = 256 << 20
+    """Bodies that are not parsed yet, of all clients of this process."""
+    max_unfinished_body_bytes_per_client: int = 64 << 20
+    """The same of one API key, or of one address where no key is needed."""
     retry_after_s: int
     """When a refused client may try again."""
     first_token_timeout_s: float = math.inf

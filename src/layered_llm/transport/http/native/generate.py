@@ -6,7 +6,7 @@ Must not know: JSON names, the engine.
 from quart import Response, request
 
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.generation import Begun, Wording, respond
@@ -18,8 +18,7 @@ from layered_llm.transport.http.replies import error_reply
 
 async def generate(context: HttpContext) -> Response:
     """Continues one or more texts or lists of token ids."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    asked = await parsed(parse_generate, body, context.large_parses)
+    asked = await parsed_body(context, parse_generate)
     if isinstance(asked, ApiError):
         return error_reply(asked)
 

@@ -5,9 +5,9 @@ Must not know: JSON names of a request, tokenizers.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-import trio
 from quart import Response, request
 
 from layered_llm.domain.columns import rows, unpack_i32
@@ -27,7 +27,7 @@ from layered_llm.domain.messages.api_text import (
 )
 from layered_llm.transport.http import api_error, sse
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed
+from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
@@ -40,8 +40,7 @@ MOST_TOKENS_AT_ONCE: Final = 4096
 
 async def tokenize(context: HttpContext) -> Response:
     """The tokens of a text or a conversation: those that completions and chat make of it."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    asked = await parsed(parse_tokenize, body, context.large_parses)
+    asked = await parsed_body(context, parse_tokenize)
     if isinstance(asked, ApiError):
         return error_reply(asked)
     prompt, with_spellings = asked.prompt, asked.with_spellings
@@ -61,8 +60,7 @@ async def tokenize(context: HttpContext) -> Response:
 
 async def detokenize(context: HttpContext) -> Response:
     """The text of tokens."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    asked = await parsed(parse_detokenize, body, context.large_parses)
+    asked = await parsed_body(context, parse_detokenize)
     if isinstance(asked, ApiError):
         return error_reply(asked)
     token_ids, skips = asked.token_ids, asked.skip_special_tokens
@@ -98,7 +96,8 @@ async def _written(context: HttpContext, answer: Tokenized) -> bytes:
     context_tokens = None if limits is None else limits.context_tokens
     if rows("i", answer.token_ids) <= MOST_TOKENS_AT_ONCE:
         return _tokenized(context_tokens, answer)
-    return await trio.to_thread.run_sync(_tokenized, context_tokens, answer, limiter=context.large_parses)
+    async with context.fair_work.turn(exchange_of(request).account, len(answer.token_ids)):
+        return await context.fair_work.in_thread(partial(_tokenized, context_tokens, answer))
 
 
 def _tokenized(context_tokens: int | None, answer: Tokenized) -> bytes:

@@ -1,0 +1,63 @@
+"""Work that other responses would feel, one piece at a time and by turns between accounts.
+
+Must not know: what the work is, what an account is.
+
+A thread shares the interpreter with the event loop, and what it calls may not hand it over meanwhile (the JSON decoder does
+not, for up to a tenth of a second). So there is one such thread at a time, and it rests as long as it worked: half of the time
+is the event loop's.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final, TypeVar
+
+import attrs
+import trio
+
+from layered_llm.domain.turns import Turns
+
+ResultT = TypeVar("ResultT")
+
+LONGEST_REST_S: Final = 0.25
+
+
+@attrs.define(eq=False)
+class FairWork:
+    """Of one process."""
+
+    _turns: Turns[trio.Event] = attrs.field(init=False, factory=Turns)
+    _is_busy: bool = attrs.field(init=False, default=False)
+    _thread: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(1))
+    _rested_at_s: float = attrs.field(init=False, default=-float("inf"))
+
+    @contextlib.asynccontextmanager
+    async def turn(self, account: str, cost: int) -> AsyncIterator[None]:
+        """Inside of it nobody else has a turn; keep it short, and ask again for each portion of what is long."""
+        turn = self._turns.enter(account, cost, trio.Event())
+        self._give_turn()
+        try:
+            if not turn.is_given:
+                await turn.item.wait()
+            yield
+        finally:
+            self._is_busy = self._is_busy and not turn.is_given
+            self._turns.leave(turn)
+            self._give_turn()
+
+    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """`work()` in a thread; call it inside of a turn.
+
+        When cancelled the result is dropped; the next thread waits until this one has ended.
+        """
+        await trio.sleep_until(self._rested_at_s)
+        began_s = trio.current_time()
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._thread, abandon_on_cancel=True)
+        finally:
+            ended_s = trio.current_time()
+            self._rested_at_s = ended_s + min(ended_s - began_s, LONGEST_REST_S)
+
+    def _give_turn(self) -> None:
+        if not self._is_busy and (turn := self._turns.next()) is not None:
+            self._is_busy = True
+            turn.item.set()
