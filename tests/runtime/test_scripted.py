@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
@@ -163,3 +163,14 @@ def test_no_slot_stays_open_after_a_run() -> None:
 def test_the_scripted_device_starts_without_torch() -> None:
     code = "import sys; import layered_llm.runtime.opening; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
+
+
+def test_scripts_choose_and_tell_no_id_that_no_token_has() -> None:
+    missing = pack_i32([5, 7, 98, 100])
+    params = sampling(temperature=0.0, logprobs=3, missing_ranges=missing)
+    driver = Driver(scripted(EchoScript()), 100)
+    driver.add(open_slot(0, [4, 5, 9], params=params), output_tokens=3)
+    assert [4, 9, 9] == driver.run()[0]
+    assert [4, 7, 8] == [token for token, _ in driver.logprobs[0][0][1:]]
+    hashed = generate(scripted(HashScript(first_id=97, id_count=4)), [[1, 2]], output_tokens=30, params=[params])[0]
+    assert {97, 100} == set(hashed)

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i32
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
@@ -265,3 +267,83 @@ def test_a_penalized_choice_survives_preemption(penalties: str, checkpoint: Any)
     begun = driver.run()[0]
     driver.add(open_slot(0, prompt, begun, params=params), output_tokens=19)
     assert whole == begun + driver.run()[0]
+
+
+@attrs.frozen
+class Padded:
+    """A model with ids that no token has, the one that it takes for likeliest first of all among them."""
+
+    directory: Path
+    prompt: list[int]
+    ids: set[int]
+    ranges: bytes
+    expected: list[int]
+    """The likeliest tokens of those that are left."""
+
+
+@pytest.fixture(scope="module")
+def padded(checkpoint: Any) -> Padded:
+    directory, model = checkpoint("llama")
+    (prompt,) = prompts_of(6)
+    (likeliest,) = reference_greedy(model, prompt, 1)
+    ranges = [likeliest, likeliest + 1, 100, 128] if likeliest < 99 else [40, 43, likeliest, 128]
+    ids = {*range(*ranges[:2]), *range(*ranges[2:])}
+    expected: list[int] = []
+    for _ in range(4):
+        logits = reference_logits(model, prompt + expected)[-1].clone()
+        logits[sorted(ids)] = -torch.inf
+        expected.append(int(logits.argmax()))
+    return Padded(directory, prompt, ids, pack_i32(ranges), expected)
+
+
+@pytest.mark.parametrize("kernels", ["simd", "torch"])
+def test_an_id_that_no_token_has_is_never_the_likeliest(kernels: str, padded: Padded) -> None:
+    biases = dict.fromkeys(padded.ids, 100.0)
+    params = [
+        greedy(),
+        sampling(temperature=0.0, min_tokens=2, end_ids=(min(padded.ids),)),
+        sampling(temperature=0.0, biases=biases),
+        sampling(temperature=0.0, repetition_penalty=1.0, logprobs=3),
+    ]
+    device = open_cpu(padded.directory, kernels=kernels)
+    outputs = [
+        generate(device, [padded.prompt], output_tokens=4, params=[attrs.evolve(each, missing_ranges=padded.ranges)])[0]
+        for each in params
+    ]
+    assert [padded.expected] * len(params) == outputs
+
+
+@pytest.mark.parametrize("kernels", ["simd", "torch"])
+def test_an_id_that_no_token_has_is_never_drawn_at_any_temperature(kernels: str, padded: Padded) -> None:
+    params = [sampling(temperature=100.0, seed=seed, missing_ranges=padded.ranges) for seed in range(8)]
+    outputs = generate(open_cpu(padded.directory, kernels=kernels), prompts_of(*[4] * 8), output_tokens=20, params=params)
+    sampled = {token for output in outputs for token in output}
+    assert (set(), True) == (sampled & padded.ids, len(sampled) > 50)
+
+
+def test_an_id_that_no_token_has_is_told_neither_of_the_output_nor_of_the_prompt(checkpoint: Any, padded: Padded) -> None:
+    prompt = [token for token in padded.prompt if token not in padded.ids]
+    driver = Driver(open_cpu(padded.directory), 4)
+    params = sampling(temperature=0.0, logprobs=128, prompt_logprobs=128, missing_ranges=padded.ranges)
+    driver.add(open_slot(0, prompt, params=params), output_tokens=1)
+    driver.run()
+    left = set(range(128)) - padded.ids
+    (told,) = driver.logprobs[0]
+    likeliest = [told[1:], *(pairs[1:] for pairs in driver.prompt_logprobs[0][1:])]
+    assert [left] * len(prompt) == [{token for token, _ in pairs} for pairs in likeliest]
+    whole = reference_logits(checkpoint("llama")[1], prompt)[-1].log_softmax(dim=-1)
+    assert {token: pytest.approx(float(whole[token]), abs=1e-4) for token in left} == dict(told[1:])
+
+
+def test_only_the_choices_that_miss_ids_go_without_them(checkpoint: Any, padded: Padded) -> None:
+    params = [greedy(), attrs.evolve(greedy(), missing_ranges=padded.ranges)]
+    outputs = generate(open_cpu(padded.directory), [padded.prompt] * 2, output_tokens=4, params=params)
+    assert [reference_greedy(checkpoint("llama")[1], padded.prompt, 4), padded.expected] == outputs
+
+
+@pytest.mark.parametrize("ranges", [[3], [5, 5], [6, 4], [-1, 4], [100, 129], [1, 9, 8, 12]])
+def test_ranges_of_missing_ids_that_are_none_are_our_fault(ranges: list[int], checkpoint: Any) -> None:
+    directory, _ = checkpoint("llama")
+    params = attrs.evolve(greedy(), missing_ranges=pack_i32(ranges))
+    with pytest.raises(InvariantViolated, match=r"missing ids|outside the vocabulary"):
+        open_cpu(directory).execute(make_step(opened=[open_slot(0, [1, 2], params=params)]))

@@ -1,3 +1,4 @@
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -202,4 +203,23 @@ async def test_processes_come_back_when_one_dies(model: Path) -> None:
                 async for _ in stream:
                     pass
         assert "abc" == (await engine.generate("abc", SamplingParams(max_tokens=3))).text
+        await until_quiescent(engine)
+
+
+async def test_ids_of_the_model_that_no_token_has_are_refused_and_never_sampled(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    words = "270, which is out of the vocabulary of 259 tokens"
+    async with layered_llm.open_engine(model, **tiny_settings()) as engine:
+        assert 300 == engine.limits.vocabulary_size
+        with pytest.raises(RequestRejected, match=f"The prompt holds token id {words}"):
+            await engine.generate([1, 270], SamplingParams(max_tokens=1))
+        with pytest.raises(RequestRejected, match=f"stop_token_ids holds {words}"):
+            await engine.generate([1], SamplingParams(max_tokens=1, stop_token_ids=(270,)))
+        with pytest.raises(RequestRejected, match=f"logit_bias holds {words}"):
+            await engine.generate([1], SamplingParams(max_tokens=1, logit_bias={270: 1.0}))
+        with pytest.raises(RequestRejected, match=f"tokens holds {words}"):
+            await engine.detokenize([270])
+        told = await engine.generate([258], SamplingParams(max_tokens=1, logprobs=3))
+        assert [258, 0, 1] == [token.token_id for token in told.logprobs[0].top]
         await until_quiescent(engine)

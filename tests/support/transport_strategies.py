@@ -105,6 +105,7 @@ token_sampling = st.builds(
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     min_tokens=counts,
     end_ids=st.lists(counts, max_size=3).map(tuple),
+    missing_ranges=column("i"),
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(0, 1000, exclude_min=True),
     presence_penalty=st.floats(-2, 2),

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import attrs
@@ -11,8 +12,9 @@ from layered_llm.domain.sampling_defaults import SamplingDefaults
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS, Prepared
+from layered_llm.text.tokenizer import Tokenizer
 from support.text_core import CoreBench, files
-from support.text_tokenizers import BOS, EOS, byte_level, byte_level_with_bos, llama_style
+from support.text_tokenizers import BOS, EOS, byte_level, byte_level_pipeline, byte_level_with_bos, llama_style
 
 TOKENIZER = byte_level()
 LONG_CALL = ToolCall(name="f", arguments="x" * LONG_WORK_CHARS)
@@ -102,7 +104,7 @@ def test_what_a_request_leaves_open_is_the_checkpoints() -> None:
 
 
 def test_token_ids_pass_as_they_are() -> None:
-    assert [5, 999, 0] == list(unpack_i32(prepared(Prompt.of_token_ids([5, 999, 0])).admit.prompt_ids))
+    assert [5, 286, 0] == list(unpack_i32(prepared(Prompt.of_token_ids([5, 286, 0])).admit.prompt_ids))
 
 
 @pytest.mark.parametrize("prompt", [Prompt.of_text(""), Prompt.of_token_ids([])])
@@ -114,10 +116,55 @@ def test_a_chat_that_renders_to_nothing_is_rejected() -> None:
     assert (RejectReason.EMPTY_PROMPT, "messages") == rejected(chat(), text_files=files(TOKENIZER, template=""))[:2]
 
 
-@pytest.mark.parametrize("token", [-1, 1000, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("token", [-1, 287, 1000, 2**31 - 1, -(2**31)])
 def test_a_token_out_of_vocabulary_is_rejected(token: int) -> None:
-    message = f"The prompt holds token id {token}, which is out of the vocabulary of 1000 tokens."
+    message = f"The prompt holds token id {token}, which is out of the vocabulary of 287 tokens."
     assert (RejectReason.TOKEN_OUT_OF_VOCABULARY, "prompt", message) == rejected(Prompt.of_token_ids([1, token, 2]))
+
+
+def with_a_hole() -> TextFiles:
+    """The byte-level tokenizer of these tests without the token 5."""
+    spec = json.loads(byte_level_pipeline().to_str())
+    spec["model"]["vocab"] = {piece: token for piece, token in spec["model"]["vocab"].items() if token != 5}
+    return files(Tokenizer.from_json(json.dumps(spec)))
+
+
+@pytest.mark.parametrize(
+    ("reason", "param", "words", "request_of_5"),
+    [
+        (RejectReason.TOKEN_OUT_OF_VOCABULARY, "prompt", "The prompt holds token id 5", {"prompt": [1, 2, 5]}),
+        (RejectReason.INVALID_PARAMETER, "stop_token_ids", "stop_token_ids holds 5", {"stop_token_ids": (2, 5)}),
+        (RejectReason.INVALID_PARAMETER, "logit_bias", "logit_bias holds 5", {"logit_bias": {2: 1.0, 5: 1.0}}),
+    ],
+)
+def test_an_id_within_the_vocabulary_that_no_token_has_is_rejected(
+    reason: RejectReason, param: str, words: str, request_of_5: dict[str, Any]
+) -> None:
+    prompt = Prompt.of_token_ids(request_of_5.pop("prompt", [1]))
+    message = f"{words}, which is no token of the tokenizer, though below 286."
+    assert (reason, param, message) == rejected(prompt, text_files=with_a_hole(), **request_of_5)
+
+
+@pytest.mark.parametrize(
+    ("text_files", "vocabulary", "ranges"),
+    [
+        (FILES, 287, []),
+        (FILES, 200, []),
+        (FILES, 300, [287, 300]),
+        (with_a_hole(), 300, [5, 6, 286, 300]),
+        (with_a_hole(), 5, []),
+    ],
+)
+def test_the_runtime_hears_which_of_the_models_ids_no_token_has(
+    text_files: TextFiles, vocabulary: int, ranges: list[int]
+) -> None:
+    outcome = prepared(Prompt.of_token_ids([1]), text_files=text_files, vocabulary=vocabulary)
+    assert ranges == list(unpack_i32(outcome.admit.sampling.missing_ranges))
+
+
+def test_an_end_of_output_that_no_token_has_is_no_end() -> None:
+    outcome = prepared(Prompt.of_token_ids([1]), text_files=files(TOKENIZER, eos_ids=[EOS_ID, 290, 2000]))
+    assert (EOS_ID,) == outcome.admit.sampling.end_ids
 
 
 def test_a_text_whose_tokens_the_model_lacks_is_rejected() -> None:
@@ -202,13 +249,13 @@ def test_ignore_eos_ignores_every_eos() -> None:
 
 
 def test_a_stop_token_id_out_of_vocabulary_is_rejected() -> None:
-    message = "stop_token_ids holds 1000, which is out of the vocabulary of 1000 tokens."
+    message = "stop_token_ids holds 1000, which is out of the vocabulary of 287 tokens."
     expected = (RejectReason.INVALID_PARAMETER, "stop_token_ids", message)
     assert expected == rejected(Prompt.of_token_ids([1]), stop_token_ids=(4, 1000))
 
 
 def test_a_biased_id_out_of_vocabulary_is_rejected() -> None:
-    message = "logit_bias holds 1000, which is out of the vocabulary of 1000 tokens."
+    message = "logit_bias holds 1000, which is out of the vocabulary of 287 tokens."
     expected = (RejectReason.INVALID_PARAMETER, "logit_bias", message)
     assert expected == rejected(Prompt.of_token_ids([1]), logit_bias={4: 1.0, 1000: 0.0})
 

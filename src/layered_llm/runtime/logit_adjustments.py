@@ -7,15 +7,17 @@ over the output alone. All rows with penalties share a handful of operations ove
 without any costs nothing. Masks come last, so that nothing lifts a masked token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.seen_tokens import SeenTokens
+from layered_llm.runtime.step_rows import Int64s
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
@@ -33,6 +35,14 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         if row.output_position < row.sampling.min_tokens:
             ids_to_mask = [token for token in row.sampling.end_ids if token < logits.shape[1]]
             logits[index, ids_to_mask] = -torch.inf
+    mask_missing(logits.numpy(), (row.missing for row in rows))
+
+
+def mask_missing(logits: Float32s, missing: Iterable[Int64s | None]) -> None:
+    """Takes the ids that no token has out of each row of `logits` [rows, vocabulary], in place."""
+    for index, ids in enumerate(missing):
+        if ids is not None:
+            logits[index, ids] = -np.inf
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, TokenSampling, SeenTokens]]) -> None:

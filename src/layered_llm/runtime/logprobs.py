@@ -15,8 +15,9 @@ import torch
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.logprobs import LogprobColumns
+from layered_llm.runtime.logit_adjustments import mask_missing
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.step_rows import Int32s
+from layered_llm.runtime.step_rows import Int32s, Int64s
 
 _BLOCK_TOKENS: Final = 128
 """Prompt tokens whose logits exist at the same time: those of a whole chunk would be larger than many a model."""
@@ -27,7 +28,9 @@ def raw_logprobs(logits: torch.Tensor, rows: Sequence[SampleRow]) -> "RawLogprob
     places = [place for place, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not places:
         return None
-    return RawLogprobs(places, rows, logits[places].log_softmax(dim=-1))
+    logprobs = logits[places].log_softmax(dim=-1)
+    mask_missing(logprobs.numpy(), (rows[place].missing for place in places))
+    return RawLogprobs(places, rows, logprobs)
 
 
 @attrs.frozen(eq=False)
@@ -37,11 +40,13 @@ class RawLogprobs:
     _places: Sequence[int]
     _rows: Sequence[SampleRow]
     _logprobs: torch.Tensor
-    """fp32 [places, vocabulary]."""
+    """fp32 [places, vocabulary]; those of ids that no token has are not finite."""
 
     def columns(self, token_ids: Int32s) -> LogprobColumns:
         """Of all rows, which sampled `token_ids`."""
-        tops = [self._rows[place].sampling.logprobs or 0 for place in self._places]
+        wide = self._logprobs.shape[1]
+        rows = [self._rows[place] for place in self._places]
+        tops = [min(row.sampling.logprobs or 0, wide - _count(row.missing)) for row in rows]
         told = _columns(self._logprobs, torch.from_numpy(token_ids[self._places].astype(np.int64)), tops)
         counts = np.zeros(len(self._rows), np.int32)
         counts[self._places] = np.frombuffer(told.counts, np.int32)
@@ -49,12 +54,28 @@ class RawLogprobs:
 
 
 def following_logprobs(
-    hidden: torch.Tensor, token_ids: torch.Tensor, top: int, logits_of: Callable[[torch.Tensor], torch.Tensor]
+    hidden: torch.Tensor,
+    token_ids: torch.Tensor,
+    top: int,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    missing: Int64s | None = None,
 ) -> LogprobColumns:
-    """Of `token_ids` (int64 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden]."""
+    """Of `token_ids` (int64 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden].
+
+    Ids that are `missing` are not among the likeliest.
+    """
+
+    def told(block: torch.Tensor, tokens: torch.Tensor) -> LogprobColumns:
+        logprobs = logits_of(block).log_softmax(dim=-1)
+        mask_missing(logprobs.numpy(), [missing] * len(tokens))
+        return _columns(logprobs, tokens, [min(top, logprobs.shape[1] - _count(missing))] * len(tokens))
+
     blocks = zip(hidden.split(_BLOCK_TOKENS), token_ids.split(_BLOCK_TOKENS), strict=True)
-    parts = [_columns(logits_of(block).log_softmax(dim=-1), tokens, [top] * len(tokens)) for block, tokens in blocks]
-    return LogprobColumns.joined(parts)
+    return LogprobColumns.joined([told(block, tokens) for block, tokens in blocks])
+
+
+def _count(ids: Int64s | None) -> int:
+    return 0 if ids is None else ids.size
 
 
 def first_logprob(token: int) -> LogprobColumns:

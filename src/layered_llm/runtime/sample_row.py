@@ -4,6 +4,8 @@ Must not know: slots, steps, tensors.
 """
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.domain.sampling import GREEDY_TEMPERATURE
@@ -20,6 +22,8 @@ class SampleRow:
     """Tokens that the choice has sampled so far."""
     seen: SeenTokens | None = None
     """Its tokens so far, counted, where a penalty depends on them."""
+    missing: NDArray[np.int64] | None = None
+    """Ids that it must never sample, since no token has them."""
 
     @property
     def is_greedy(self) -> bool:

@@ -89,7 +89,9 @@ class ScriptedDevice:
         top = self._slots.prompt_logprobs(slot)
         if top is None:
             return None
-        return scripted_prompt_logprobs(self._slots.prompt_ids(slot), start, count, top, self._limits.vocabulary_size)
+        prompt, missing_ids = self._slots.prompt_ids(slot), self._slots.missing_ids(slot)
+        size = self._limits.vocabulary_size
+        return scripted_prompt_logprobs(prompt, start, count, top, size, missing_ids=missing_ids)
 
     def _let_time_pass(self, tokens: int) -> None:
         duration_us = self._pace.step_us + self._pace.token_us * tokens
@@ -107,6 +109,7 @@ class ScriptedDevice:
             prompt_tokens=self._slots.prompt_tokens(slot),
             choice=self._slots.choice(slot),
             sampling=self._slots.sampling(slot),
+            missing_ids=self._slots.missing_ids(slot),
         )
         token = self._script.next_token(history)
         return token, scripted_logprobs(history, token, self._limits.vocabulary_size)

@@ -2,10 +2,11 @@
 
 Must not know: pages, slots, steps, devices.
 
-A script honours `min_tokens` as a sampler does: while fewer tokens than that are sampled, no id of `end_ids` is chosen. What
-it chooses instead is said at each script.
+A script honours `min_tokens` as a sampler does: while fewer tokens than that are sampled, no id of `end_ids` is chosen. Nor is
+ever one that no token has. What it chooses instead is said at each script.
 """
 
+from itertools import count, islice
 from typing import Final, Protocol
 
 import attrs
@@ -30,15 +31,33 @@ class History:
     prompt_tokens: int
     choice: int
     sampling: TokenSampling
+    missing_ids: NDArray[np.int64] | None = None
+    """Ids that no token has, so that they are never sampled; rising."""
 
     @property
     def output_tokens(self) -> int:
         return self.token_ids.size - self.prompt_tokens
 
     @property
-    def masked_ids(self) -> tuple[int, ...]:
-        """Ids that must not be sampled now."""
-        return self.sampling.end_ids if self.output_tokens < self.sampling.min_tokens else ()
+    def masks_any(self) -> bool:
+        """Whether there are ids that must not be sampled now."""
+        return self.missing_ids is not None or (self._masks_ends and bool(self.sampling.end_ids))
+
+    @property
+    def _masks_ends(self) -> bool:
+        return self.output_tokens < self.sampling.min_tokens
+
+    def is_masked(self, token: int) -> bool:
+        """Whether `token` must not be sampled now."""
+        return (self._masks_ends and token in self.sampling.end_ids) or is_missing(token, self.missing_ids)
+
+
+def is_missing(token: int, missing_ids: NDArray[np.int64] | None) -> bool:
+    """Whether `token` is one of `missing_ids`, which rise."""
+    if missing_ids is None:
+        return False
+    place = int(np.searchsorted(missing_ids, token))
+    return place < missing_ids.size and int(missing_ids[place]) == token
 
 
 def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> LogprobEntries:
@@ -48,26 +67,34 @@ def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> Log
     """
     if history.sampling.logprobs is None:
         return NO_ENTRIES
-    return _made_up(token, history.output_tokens, history.sampling.logprobs, vocabulary_size)
+    top, missing_ids = history.sampling.logprobs, history.missing_ids
+    return _made_up(token, history.output_tokens, top, vocabulary_size, missing_ids)
 
 
 def scripted_prompt_logprobs(
-    prompt: NDArray[np.int32], start: int, count: int, top: int, vocabulary_size: int
+    prompt: NDArray[np.int32],
+    start: int,
+    count: int,
+    top: int,
+    vocabulary_size: int,
+    *,
+    missing_ids: NDArray[np.int64] | None = None,
 ) -> LogprobColumns | None:
     """Made-up log probabilities of the prompt tokens that a row of `count` tokens from `start` on is the first to tell."""
     places = range(start + 1, min(start + count + 1, prompt.size))
-    told = [_made_up(int(prompt[place]), place, top, vocabulary_size) for place in places]
+    told = [_made_up(int(prompt[place]), place, top, vocabulary_size, missing_ids) for place in places]
     if start == 0:
         told.insert(0, LogprobEntries(token_ids=pack_i32([int(prompt[0])]), logprobs=pack_f32([0.0])))
     return LogprobColumns.of(told)
 
 
-def _made_up(token: int, place: int, top: int, vocabulary_size: int) -> LogprobEntries:
-    ranks = range(min(top, vocabulary_size))
+def _made_up(token: int, place: int, top: int, vocabulary_size: int, missing_ids: NDArray[np.int64] | None) -> LogprobEntries:
+    following = ((token + step) % vocabulary_size for step in range(vocabulary_size))
+    likeliest = list(islice((other for other in following if not is_missing(other, missing_ids)), top))
     first = -(1 + place % 8) / 8
     return LogprobEntries(
-        token_ids=pack_i32([token, *((token + rank) % vocabulary_size for rank in ranks)]),
-        logprobs=pack_f32([first, *(first - rank for rank in ranks)]),
+        token_ids=pack_i32([token, *likeliest]),
+        logprobs=pack_f32([first, *(first - rank for rank in range(len(likeliest)))]),
     )
 
 
@@ -87,14 +114,14 @@ class EchoScript:
     """
 
     def next_token(self, history: History) -> int:
-        first, length, masked = history.output_tokens, history.prompt_tokens, history.masked_ids
-        if not masked:
+        first, length = history.output_tokens, history.prompt_tokens
+        if not history.masks_any:
             return int(history.token_ids[first % length])
         for k in range(first, first + length):
             token = int(history.token_ids[k % length])
-            if token not in masked:
+            if not history.is_masked(token):
                 return token
-        return next(token for token in range(len(masked) + 1) if token not in masked)
+        return next(token for token in count() if not history.is_masked(token))
 
 
 @attrs.frozen(kw_only=True)
@@ -112,8 +139,8 @@ class HashScript:
     def next_token(self, history: History) -> int:
         seed = history.sampling.seed if history.sampling.temperature >= GREEDY_TEMPERATURE else 0
         mixed = _mix(_polynomial(history.token_ids) ^ _mix(seed) ^ _mix(history.choice + 1))
-        offsets = [(mixed + step) % self.id_count for step in range(self.id_count if history.masked_ids else 1)]
-        allowed = (offset for offset in offsets if self.first_id + offset not in history.masked_ids)
+        offsets = [(mixed + step) % self.id_count for step in range(self.id_count if history.masks_any else 1)]
+        allowed = (offset for offset in offsets if not history.is_masked(self.first_id + offset))
         return self.first_id + next(allowed, offsets[0])
 
 

@@ -39,6 +39,7 @@ class SlotTable:
         self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
         self._choices: dict[int, tuple[int, TokenSampling]] = {}
         self._seen: dict[int, SeenTokens] = {}
+        self._missing: dict[int, Int64s] = {}
         self._tells_prompt: set[int] = set()
         self._run: DecodeRun | None = None
         """Of the last step, if it only decoded and no slot was opened or retired since."""
@@ -125,6 +126,15 @@ class SlotTable:
         """The slot's tokens so far, counted; None where no penalty needs it."""
         return self._seen.get(slot)
 
+    def missing_ids(self, slot: int) -> Int64s | None:
+        """Ids that the slot must never sample, since no token has them; None where there are none."""
+        return self._missing.get(slot)
+
+    @property
+    def has_missing_ids(self) -> bool:
+        """Whether `missing_ids` says any of any slot."""
+        return bool(self._missing)
+
     @property
     def tells_prompts(self) -> bool:
         """Whether something is told of the prompt of any slot."""
@@ -169,6 +179,7 @@ class SlotTable:
         if self._choices.pop(slot, None) is None:
             raise InvariantViolated(f"slot {slot} is retired but not open")
         self._seen.pop(slot, None)
+        self._missing.pop(slot, None)
         self._tells_prompt.discard(slot)
         self._is_open[slot] = False
 
@@ -195,8 +206,18 @@ class SlotTable:
         self._choices[slot] = (opening.choice, opening.sampling)
         if (seen := seen_tokens(opening.sampling, prompt, output)) is not None:
             self._seen[slot] = seen
+        if opening.sampling.missing_ranges:
+            self._missing[slot] = self._expanded(slot, _column(opening.sampling.missing_ranges))
         if opening.sampling.prompt_logprobs is not None and not output.size:
             self._tells_prompt.add(slot)
+
+    def _expanded(self, slot: int, ranges: Int32s) -> Int64s:
+        firsts, ends = ranges[::2], ranges[1::2]
+        self._check_vocabulary(slot, ranges[:1])
+        self._check_vocabulary(slot, ends[-1:] - 1)
+        if ranges.size % 2 or (np.diff(ranges) <= 0).any():
+            raise InvariantViolated(f"slot {slot} is opened with ranges of missing ids that do not rise")
+        return np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
 
     def _check_vocabulary(self, slot: int, token_ids: Int32s) -> None:
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < self._limits.vocabulary_size):

@@ -13,6 +13,7 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.device import DeviceError, one_line
+from layered_llm.runtime.logit_adjustments import mask_missing
 from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow, takes_best
@@ -97,12 +98,15 @@ class TorchDevice:
                 continue
             following = torch.from_numpy(prompt[start + 1 : start + count + 1].astype(np.int64))
             first = end - count
-            told = following_logprobs(hidden[first : first + len(following)], following, top, self._model.logits)
+            hidden_before = hidden[first : first + len(following)]
+            told = following_logprobs(hidden_before, following, top, self._model.logits, self._slots.missing_ids(slot))
             yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
     def _sample(self, logits: Float32s, rows: StepRows) -> _Sampled:
         if not self._adjusted.isdisjoint(rows.sampled_slots.tolist()):
             return self._sample_rows(torch.from_numpy(logits), rows)
+        if self._slots.has_missing_ids:
+            mask_missing(logits, map(self._slots.missing_ids, rows.sampled_slots.tolist()))
         token_ids = best_tokens(logits).astype(np.int32)
         self._slots.append_sampled(rows, token_ids)
         return _Sampled(token_ids=token_ids.tobytes())
@@ -115,6 +119,7 @@ class TorchDevice:
                 choice=self._slots.choice(slot),
                 output_position=self._slots.output_tokens(slot),
                 seen=self._slots.seen_tokens(slot),
+                missing=self._slots.missing_ids(slot),
             )
             for slot in rows.sampled_slots.tolist()
         ]

@@ -45,6 +45,7 @@ from layered_llm.text.preparation import Preparation, Prepared
 from layered_llm.text.questions import Answering
 from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
+from layered_llm.text.token_ids import TokenIds
 
 __all__ = ["Outcome", "Outgoing", "Preparation", "Prepared", "TextCore", "Work"]
 
@@ -60,6 +61,7 @@ class TextCore:
     def __init__(self, *, text_files: TextFiles, limits: EngineLimits) -> None:
         self._text_files = text_files
         self._limits = limits
+        self._token_ids = TokenIds.of(text_files.tokenizer, model_size=limits.vocabulary_size)
         self._preparing: set[RequestId] = set()
         self._admitted: dict[RequestId, OpenRequest] = {}
         self._dead_apis: set[ApiId] = set()  # for good: the word of a death may overtake what the dead one sent
@@ -71,7 +73,7 @@ class TextCore:
         Raises InvariantViolated for an id that is open.
         """
         self._open(message.request)
-        return Preparation(message=message, text_files=self._text_files, limits=self._limits)
+        return Preparation(message=message, text_files=self._text_files, limits=self._limits, token_ids=self._token_ids)
 
     def ask(self, question: TextQuestion) -> Answering:
         """The same for a question, which `prepared` ends."""

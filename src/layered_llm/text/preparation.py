@@ -6,7 +6,7 @@ Invariant: `Preparation.run` reads only what never changes, so that it may run i
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import attrs
@@ -22,6 +22,7 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
+from layered_llm.text.token_ids import TokenIds
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
@@ -66,6 +67,7 @@ class Preparation:
     _message: Submit
     _text_files: TextFiles
     _limits: EngineLimits
+    _token_ids: TokenIds
 
     @property
     def request(self) -> RequestId:
@@ -90,14 +92,13 @@ class Preparation:
         return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
-        param, size = prompt_param(self._message.prompt), self._limits.vocabulary_size
+        param = prompt_param(self._message.prompt)
         if not tokens:
             return self._reject(RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", param)
-        for token in (min(tokens), max(tokens)):
-            if not 0 <= token < size:
-                message = f"The prompt holds token id {token}, which is out of the vocabulary of {size} tokens."
-                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, param)
-        return None
+        fault = self._token_ids.fault(tokens)
+        if fault is None:
+            return None
+        return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"The prompt holds token id {fault}.", param)
 
     def _judge_params(self, prompt_tokens: int) -> Rejected | None:
         params = self._message.params
@@ -121,13 +122,9 @@ class Preparation:
         )
         return self._reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")
 
-    def _judge_ids(self, param: str, token_ids: Iterable[int]) -> Rejected | None:
-        size = self._limits.vocabulary_size
-        for token in token_ids:
-            if token >= size:
-                message = f"{param} holds {token}, which is out of the vocabulary of {size} tokens."
-                return self._reject(RejectReason.INVALID_PARAMETER, message, param)
-        return None
+    def _judge_ids(self, param: str, token_ids: Sequence[int]) -> Rejected | None:
+        fault = self._token_ids.fault(token_ids)
+        return None if fault is None else self._reject(RejectReason.INVALID_PARAMETER, f"{param} holds {fault}.", param)
 
     def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared:
         room = self._limits.context_tokens - len(tokens)
@@ -142,7 +139,7 @@ class Preparation:
             cache_salt=placement.cache_salt,
             priority=placement.priority,
             tenant=placement.tenant,
-            sampling=_token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
+            sampling=self._token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
             reads_cache=params.prompt_logprobs is None,
         )
         echo = self._echo(tokens) if params.echo else ""
@@ -158,36 +155,36 @@ class Preparation:
         return self._text_files.tokenizer.decode(tokens, skip_special_tokens=self._message.params.skip_special_tokens)
 
     def _end_tokens(self) -> EndTokens:
-        """A checkpoint may list eos ids that its logits do not reach; they can never be sampled."""
+        """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""
         params = self._message.params
-        eos_ids = frozenset(token for token in self._text_files.eos_ids if 0 <= token < self._limits.vocabulary_size)
+        eos_ids = frozenset(filter(self._token_ids.has, self._text_files.eos_ids))
         ending = frozenset() if params.ignore_eos else eos_ids
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
+
+    def _token_sampling(self, params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int]) -> TokenSampling:
+        return TokenSampling(
+            temperature=0.0 if params.is_greedy else _set(params.temperature),
+            top_p=_set(params.top_p),
+            top_k=_set(params.top_k),
+            seed=_set(params.seed),
+            min_tokens=min_tokens,
+            end_ids=tuple(sorted(end_ids)),
+            min_p=_set(params.min_p),
+            repetition_penalty=_set(params.repetition_penalty),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            biased_ids=pack_i32(token for token, _ in params.logit_bias),
+            biases=pack_f32(bias for _, bias in params.logit_bias),
+            prompt_logprobs=params.prompt_logprobs,
+            logprobs=params.logprobs,
+            missing_ranges=self._token_ids.missing_ranges,
+        )
 
     def _refuse(self, why: PromptRefused) -> Rejected:
         return self._reject(why.reason, why.message, why.param)
 
     def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
         return Rejected(request=self.request, reason=reason, message=message, param=param)
-
-
-def _token_sampling(params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int]) -> TokenSampling:
-    return TokenSampling(
-        temperature=0.0 if params.is_greedy else _set(params.temperature),
-        top_p=_set(params.top_p),
-        top_k=_set(params.top_k),
-        seed=_set(params.seed),
-        min_tokens=min_tokens,
-        end_ids=tuple(sorted(end_ids)),
-        min_p=_set(params.min_p),
-        repetition_penalty=_set(params.repetition_penalty),
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        biased_ids=pack_i32(token for token, _ in params.logit_bias),
-        biases=pack_f32(bias for _, bias in params.logit_bias),
-        prompt_logprobs=params.prompt_logprobs,
-        logprobs=params.logprobs,
-    )
 
 
 def _set(value: ValueT | None) -> ValueT:

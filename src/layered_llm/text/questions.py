@@ -28,6 +28,7 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
+from layered_llm.text.token_ids import TokenIds
 
 MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
 """Of a prompt whose tokens are asked for. The tokenizer takes 230 bytes of memory for each token, however many are told."""
@@ -91,11 +92,9 @@ class Answering:
 
     def _detokenized(self, question: Detokenize) -> Detokenized | Rejected:
         tokens, tokenizer = unpack_i32(question.token_ids), self._files.tokenizer
-        size = max(self._limits.vocabulary_size, tokenizer.vocabulary_size)
-        for token in (min(tokens, default=0), max(tokens, default=0)):
-            if not 0 <= token < size:
-                message = f"tokens holds {token}, which is out of the vocabulary of {size} tokens."
-                return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, message, "tokens")
+        fault = TokenIds.of(tokenizer, model_size=tokenizer.vocabulary_size).fault(tokens)
+        if fault is not None:
+            return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"tokens holds {fault}.", "tokens")
         text = tokenizer.decode(tokens, skip_special_tokens=question.skip_special_tokens)
         if len(text) > MAX_TOLD_CHARS:
             message = f"The text has {len(text)} characters; at most {MAX_TOLD_CHARS} are told."

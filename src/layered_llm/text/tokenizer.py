@@ -6,7 +6,8 @@ Invariant: nothing changes after construction, so that any thread may encode at 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import tokenizers
@@ -36,6 +37,8 @@ class Tokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.vocabulary_size = max(tokens, default=-1) + 1
         """One above the highest id; the model's logits may be wider."""
+        self.gaps = _gaps(tokens)
+        """Ranges of ids below `vocabulary_size` that no token has: the first, and the one after the last. Rising."""
         swallows_spaces = any(entry.lstrip or entry.rstrip for entry in added.values())
         self.bound: PromptBound | None = None if swallows_spaces else prompt_bound(spec, tokens.values())
         whole = build_table(spec.get("decoder"), tokens)
@@ -83,6 +86,10 @@ class Tokenizer:
         """A token as the vocabulary has it; "" for an id that is none."""
         return self._pipeline.id_to_token(token) or ""
 
+    def has(self, token: int) -> bool:
+        """Whether a token has this id."""
+        return token in self._tables[False].shown
+
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for by itself, special ones included: a part of a UTF-8 character, where it is one."""
         return self._tables[False].token_bytes(token)
@@ -107,6 +114,12 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The tokens that a tokenizer_config.json names (bos_token, eos_token, …), without those that are null."""
     texts = {name: token_text(config.get(name)) for name in _NAMED_TOKENS}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _gaps(ids: Collection[int]) -> tuple[tuple[int, int], ...]:
+    if len(ids) == max(ids, default=-1) + 1:
+        return ()
+    return tuple((before + 1, token) for before, token in pairwise((-1, *sorted(ids))) if token > before + 1)
 
 
 def _add_declared(pipeline: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:

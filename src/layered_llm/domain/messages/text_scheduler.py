@@ -40,6 +40,11 @@ class TokenSampling:
     """The same for the prompt's tokens, told by the rows that compute them while nothing is sampled yet."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told with each sampled token and its log probability; None tells neither."""
+    missing_ranges: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Ids that the model has logits for and the tokenizer no token: they are never sampled and never told.
+
+    Of each range its first id and the one after its last; rising.
+    """
 
     def __attrs_post_init__(self) -> None:
         same_rows(biased_ids=("i", self.biased_ids), biases=("f", self.biases))
