@@ -156,7 +156,7 @@ class Rig:
         data = json.dumps(body).encode()
         connection = await trio.open_tcp_stream(url.host, url.port or 80)
         opened = OpenStream(connection)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         await connection.send_all(head.encode() + data)
         self._nursery.start_soon(opened.read)
         with trio.fail_after(GIVE_UP_S):

@@ -227,9 +227,8 @@ async def read_stream(target: Target, counts: Counts) -> None:
 async def open_stream(target: Target) -> trio.SocketStream:
     data = json.dumps(target.body).encode()
     stream = await trio.open_tcp_stream("127.0.0.1", int(target.server.url.rpartition(":")[2]))
-    head = (
-        f"POST {target.path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    head = f"POST {target.path} HTTP/1.1\r\n{fields}\r\n\r\n"
     await stream.send_all(head.encode() + data)
     return stream
 

@@ -12,6 +12,7 @@ from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.listening import Listening
+from layered_llm.transport.http.pages import PageRules
 from layered_llm.transport.http.settings import HttpSettings
 from support.http_engine import FakeEngine
 
@@ -25,6 +26,7 @@ SETTINGS = HttpSettings(
     max_body_bytes=1 << 20,
     body_timeout_s=60.0,
     retry_after_s=5,
+    pages=PageRules(allowed_hosts=frozenset({"test", "x"})),
 )
 SEED = 4711
 CHAT = "/v1/chat/completions"

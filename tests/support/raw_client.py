@@ -24,7 +24,7 @@ class RawClient:
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
         data = json.dumps(body).encode()
-        self.sock.sendall(f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        self.sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def read_until(self, marker: bytes, count: int = 1) -> None:
         """Reads until `marker` has come `count` times. Fails when the connection ends before."""

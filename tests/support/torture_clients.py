@@ -120,7 +120,7 @@ class H2Client:
         """The id of the stream that will bring the answer."""
         stream = self._core.get_next_available_stream_id()
         data = asked.data
-        names = {":method": "POST", ":path": asked.path, ":scheme": "http", ":authority": "test"}
+        names = {":method": "POST", ":path": asked.path, ":scheme": "http", ":authority": "localhost"}
         self._core.send_headers(stream, [*names.items(), ("content-length", str(len(data)))])
         self._core.send_data(stream, data, end_stream=True)
         await self._flush()

@@ -63,7 +63,7 @@ class Asked:
 
     @property
     def h1_message(self) -> bytes:
-        return f"POST {self.path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(self.data)}\r\n\r\n".encode() + self.data
+        return f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(self.data)}\r\n\r\n".encode() + self.data
 
 
 @attrs.frozen(kw_only=True)

@@ -270,11 +270,11 @@ GARBAGE = {
     "no-http": b"hello\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
     "zeros": b"\x00" * 4096,
-    "long-header": b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
-    "bad-length": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: banana\r\n\r\n",
-    "negative-length": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
-    "bad-chunk": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "two-lengths": b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    "long-header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+    "bad-length": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: banana\r\n\r\n",
+    "negative-length": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    "bad-chunk": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "two-lengths": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
     "no-host": b"GET /health HTTP/1.1\r\n\r\n",
     "h2-preface-cut": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00",
     "h2-garbage": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 512,
@@ -295,7 +295,7 @@ def test_garbage_on_the_socket_ends_its_connection_alone(data: bytes, server: Se
 
 def test_a_body_that_stops_half_way_is_let_go_with_its_connection(server: Server) -> None:
     with raw_client(server.port) as client:
-        client.sock.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{"prompt": ')
+        client.sock.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"prompt": ')
         client.leave("RST")
     server.wait_quiescent()
     check_still_right(server)

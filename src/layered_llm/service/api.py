@@ -34,6 +34,7 @@ from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
 from layered_llm.transport.http.lifespan import LifespanApplication
 from layered_llm.transport.http.listening import Listening
+from layered_llm.transport.http.pages import PageRules
 from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0
@@ -149,6 +150,10 @@ def _http_settings(settings: Settings) -> HttpSettings:
         has_vllm_metrics=settings.metrics_prefix == "vllm",
         first_token_timeout_s=_or_unbounded(settings.first_token_timeout_s),
         idle_timeout_s=_or_unbounded(settings.idle_timeout_s),
+        pages=PageRules(
+            allowed_origins=frozenset(map(str.lower, settings.allowed_origin)),
+            allowed_hosts=frozenset(map(str.lower, (*settings.allowed_host, settings.host))),
+        ),
         about=About(
             version=version,
             fingerprint=fingerprint(version, settings),

@@ -137,6 +137,20 @@ class Settings:
         is_secret=True,
     )
     admin_key_file: str | None = _setting("file of such keys, as --api-key-file has them", default=None, group="http")
+    allowed_origin: tuple[str, ...] = _setting(
+        "origin (as https://ui.example.com) whose web pages may use the server from a browser and read its answers (CORS), "
+        "several allowed; * for all (default: none but the server's own)",
+        default=(),
+        group="http",
+        aliases=("--cors-origin", "--allowed-origins"),
+    )
+    allowed_host: tuple[str, ...] = _setting(
+        "name, without a port, that requests may have as their Host beside localhost and loopback addresses where the server "
+        "listens on these alone, as behind a proxy, several allowed; * for all",
+        default=(),
+        group="http",
+        aliases=("--allowed-hosts",),
+    )
     max_streams: int | None = _setting(
         "most streams (requests that wait or run) of the whole server; one more is answered with 429 (default: no limit)",
         default=None,

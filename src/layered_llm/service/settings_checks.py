@@ -6,15 +6,21 @@ The engine's processes look at the same things again, since only they can know a
 """
 
 import os
+import re
+from typing import Final
 
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
 from layered_llm.service.settings import Settings, SettingsError, flag
 from layered_llm.service.settings_fields import user_path
 
+_ORIGIN: Final = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s,]+)(:\d{1,5})?")
+_HOST: Final = re.compile(r"\*|\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s,]+")
+
 
 def check_before_start(settings: Settings) -> None:
     """Raises SettingsError, which names the flag and the limit."""
     _check_pairs(settings)
+    _check_pages(settings)
     _check_trace_file(settings)
     if settings.chat_template is not None and not user_path(settings.chat_template).is_file():
         raise SettingsError(f"--chat-template {settings.chat_template}: there is no such file")
@@ -43,6 +49,19 @@ def _check_body_limits(settings: Settings) -> None:
         limit = getattr(settings, name)
         if limit is not None and limit < settings.max_body_bytes:
             raise SettingsError(f"{flag(name)} must be at least --max-body-bytes, {settings.max_body_bytes}, got {limit}")
+
+
+def _check_pages(settings: Settings) -> None:
+    for origin in settings.allowed_origin:
+        if not _ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"--allowed-origin must be * or as browsers send it, https://ui.example.com:8080; got {origin!r}"
+            )
+    for host in settings.allowed_host:
+        if not _HOST.fullmatch(host):
+            raise SettingsError(
+                f"--allowed-host must be * or a name or address without a port, as llm.example.com; got {host!r}"
+            )
 
 
 def _check_trace_file(settings: Settings) -> None:

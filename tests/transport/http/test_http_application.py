@@ -95,7 +95,6 @@ async def test_an_unknown_route_or_method_is_a_json_error(method: str, path: str
 
     assert (exchange.status, exchange.error()["code"]) == (status, code)
     assert exchange.headers["content-type"] == "application/json"
-    assert exchange.headers["access-control-allow-origin"] == "*"
 
 
 async def test_a_wrong_method_is_told_the_right_one() -> None:
@@ -167,18 +166,6 @@ async def test_the_type_of_no_body_is_of_no_matter() -> None:
     exchange = await Call(application(FakeEngine())).run("GET", "/health", headers={"Content-Type": "text/html"})
 
     assert 200 == exchange.status
-
-
-async def test_a_browser_may_ask_first() -> None:
-    headers = {"Origin": "http://ui", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
-
-    exchange = await Call(application(FakeEngine())).run("OPTIONS", CHAT, headers=headers)
-
-    assert exchange.status == 204
-    assert exchange.headers["access-control-allow-origin"] == "*"
-    assert "POST" in exchange.headers["access-control-allow-methods"]
-    assert exchange.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-os"
-    assert not {"content-length", "content-type"} & exchange.headers.keys()
 
 
 async def test_the_request_id_of_the_client_is_echoed() -> None:

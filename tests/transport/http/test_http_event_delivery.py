@@ -66,6 +66,6 @@ async def test_an_event_stream_is_never_compressed() -> None:
         head = (await read_until(client, b"\r\n\r\n")).lower()
 
         assert b"content-encoding" not in head
-        assert b"cache-control: no-cache\r\n" in head
+        assert b"cache-control: no-store\r\n" in head
         assert b"x-accel-buffering: no\r\n" in head
         await client.aclose()

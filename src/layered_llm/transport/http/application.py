@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final, cast
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
@@ -30,6 +30,7 @@ from layered_llm.transport.http.media_types import refused_body
 from layered_llm.transport.http.message_framing import refused_framing
 from layered_llm.transport.http.openapi.endpoint import Handler
 from layered_llm.transport.http.openapi.pages import with_description
+from layered_llm.transport.http.pages import Asking
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
 
@@ -121,6 +122,9 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
         g.request_id = exchange.client_id or context.new_hex_id()
         if (misframed := _misframed()) is not None:
             return misframed
+        error = context.settings.pages.refused(_asking(), is_loopback=context.listening.is_loopback)
+        if error is not None:
+            return error_reply(error)
         if request.method == "OPTIONS":
             return _no_content()
         answer = _refused(context, classes)
@@ -130,14 +134,27 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
     @app.after_request
     async def finish(response: Response) -> Response:
         response.headers[REQUEST_ID_HEADER] = g.request_id
-        response.headers["Access-Control-Allow-Origin"] = "*"
-        response.headers["Access-Control-Expose-Headers"] = "*"
-        if request.method == "OPTIONS":
-            asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
-            response.headers["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
-            response.headers["Access-Control-Allow-Headers"] = asked
-            response.headers["Access-Control-Max-Age"] = "86400"
+        # An answer is one request's own, and what a server tells of itself is of the moment.
+        response.headers["Cache-Control"] = "no-store"
+        allowed = context.settings.pages.headers(
+            request.headers.getlist("Origin"),
+            request.headers.get("Access-Control-Request-Headers"),
+            is_preflight=request.method == "OPTIONS",
+        )
+        response.headers.update(allowed)
         return response
+
+
+def _asking() -> Asking:
+    # Of a target such as http://NAME/PATH the name counts, and not the one of the header (RFC 9112, section 3.2.2).
+    target = cast("dict[str, Any]", request.scope)["raw_path"].decode("latin-1")
+    named = [] if target.startswith("/") or "://" not in target else [target.partition("://")[2].partition("/")[0]]
+    return Asking(
+        method=request.method,
+        hosts=[*named, *request.headers.getlist("Host")],
+        origins=request.headers.getlist("Origin"),
+        content_types=request.headers.getlist("Content-Type"),
+    )
 
 
 def _misframed() -> Response | None:

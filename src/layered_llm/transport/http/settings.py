@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from layered_llm.transport.http.pages import PageRules
+
 
 @attrs.frozen(kw_only=True)
 class About:
@@ -51,4 +53,6 @@ class HttpSettings:
     """Whether `/metrics` tells the figures that vLLM has too under vLLM's names as well."""
     idle_timeout_s: float = math.inf
     """How long it may be without output later; neither limits how long it may go on."""
+    pages: PageRules = attrs.field(factory=PageRules)
+    """Whose web pages may use the server."""
     about: About = attrs.field(factory=About)

@@ -17,7 +17,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
+    "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",
 }
 
