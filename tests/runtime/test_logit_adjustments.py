@@ -3,11 +3,12 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.logit_adjustments import adjust_logits
-from layered_llm.runtime.sample_row import SampleRow
+from layered_llm.runtime.sample_row import SampleRow, tokens_looked_at
 from layered_llm.runtime.sampler import sample_tokens
 from layered_llm.runtime.seen_tokens import SeenTokens
 from support.runtime_driver import greedy, sampling
@@ -97,3 +98,50 @@ def test_min_p_looks_at_penalized_logits() -> None:
     params = sampling(min_p=0.5, biases={0: -3.0})
     rows = [SampleRow(sampling=params, choice=0, output_position=position) for position in range(200)]
     assert {1, 2} == set(sample_tokens(torch.tensor([[3.0, 1.0, 0.9]] * 200), rows).tolist())
+
+
+def restricted(params: TokenSampling, output: list[int]) -> SampleRow:
+    """A row that is shown no more of its output than its bad words need."""
+    looked_at = tokens_looked_at(params)
+    recent = tuple(output[max(len(output) - looked_at, 0) :])
+    return SampleRow(sampling=params, choice=0, output_position=len(output), recent=recent)
+
+
+@pytest.mark.parametrize("output", [[], [5], [5, 6], [6, 5], [9, 9, 5, 6], [5, 6, 5]])
+def test_bad_words_are_those_of_transformers_over_the_output(output: list[int]) -> None:
+    words = [[3], [5, 7], [5, 6, 8], [6, 5, 6, 1], [5, 6, 5, 6, 2]]
+    params = greedy_with(bad_words=words)
+    expected = NoBadWordsLogitsProcessor(words)(torch.tensor([output], dtype=torch.long), LOGITS[:1].clone())
+
+    assert torch.equal(expected, adjusted(LOGITS[:1], restricted(params, output)))
+
+
+def test_only_allowed_tokens_keep_their_logits() -> None:
+    params = sampling(allowed_ids=pack_i32([7, 3, 7]))
+
+    expected = torch.full((1, VOCABULARY), -torch.inf)
+    expected[0, [3, 7]] = LOGITS[0, [3, 7]]
+    assert torch.equal(expected, adjusted(LOGITS[:1], restricted(params, [])))
+
+
+def test_no_bias_or_penalty_lifts_what_is_not_allowed_or_is_bad() -> None:
+    params = sampling(
+        temperature=0.0,
+        biases={0: 100.0, 1: 100.0},
+        presence_penalty=-2.0,
+        allowed_ids=pack_i32([1, 2, 3]),
+        bad_words=(pack_i32([1]),),
+    )
+    logits = torch.tensor([[9.0, 8.0, 1.0, 2.0]])
+
+    assert [3] == sample_tokens(logits, [row(params, prompt=[], output=[0, 1, 1])]).tolist()
+
+
+def test_bad_words_give_way_where_they_leave_no_token() -> None:
+    params = greedy_with(bad_words=[[1], [2]], allowed_ids=pack_i32([1, 2]))
+
+    assert [1] == sample_tokens(torch.tensor([[9.0, 3.0, 2.0]]), [restricted(params, [])]).tolist()
+
+
+def greedy_with(*, bad_words: list[list[int]], allowed_ids: bytes = b"") -> TokenSampling:
+    return sampling(temperature=0.0, bad_words=tuple(map(pack_i32, bad_words)), allowed_ids=allowed_ids)

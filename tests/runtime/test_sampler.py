@@ -105,6 +105,11 @@ def test_a_flat_distribution_has_a_nucleus_of_more_tokens_than_are_looked_at_fir
 def drawn_by_sorting(logits: np.ndarray, params: TokenSampling, number: float) -> int:
     """The definition: every cut by a whole sort, and one whole cumulative sum."""
     weights = np.exp((logits.astype(np.float64) - logits.max()) / params.temperature)
+    if params.top_n_sigma > 0:
+        finite = [float(score) for score in logits if score != -np.inf]
+        mean = sum(finite) / len(finite)
+        deviation = (sum((score - mean) ** 2 for score in finite) / len(finite)) ** 0.5
+        weights[logits < max(finite) - params.top_n_sigma * deviation] = 0
     weights[weights < params.min_p] = 0
     if 0 < params.top_k < len(weights):
         weights[weights < np.sort(weights)[-params.top_k]] = 0
@@ -127,6 +132,8 @@ def drawn_by_sorting(logits: np.ndarray, params: TokenSampling, number: float) -
         {"top_p": 0.9999999},
         {"min_p": 0.2},
         {"min_p": 1e-9, "top_k": 300, "top_p": 0.9},
+        {"top_n_sigma": 1.0},
+        {"top_n_sigma": 2.5, "top_p": 0.9},
     ],
 )
 def test_a_token_is_drawn_as_if_everything_were_sorted(columns: int, spread: float, cuts: dict[str, Any]) -> None:
@@ -181,3 +188,10 @@ def test_logits_that_are_not_finite_are_a_device_error(bad: float, params: Token
 def test_masking_everything_is_a_device_error() -> None:
     with pytest.raises(DeviceError, match="not finite"):
         sample_tokens(torch.zeros(1, 2), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_top_n_sigma_keeps_the_same_tokens_at_any_temperature(temperature: float) -> None:
+    logits = [4.0, 3.0, 1.0, -4.0]  # deviation 3.08, so that half of it ends between 3 and 1
+
+    assert {0, 1} == set(draw(logits, sampling(temperature=temperature, top_n_sigma=0.5), 2000))

@@ -347,3 +347,26 @@ def test_ranges_of_missing_ids_that_are_none_are_our_fault(ranges: list[int], ch
     params = attrs.evolve(greedy(), missing_ranges=pack_i32(ranges))
     with pytest.raises(InvariantViolated, match=r"missing ids|outside the vocabulary"):
         open_cpu(directory).execute(make_step(opened=[open_slot(0, [1, 2], params=params)]))
+
+
+def test_bad_words_and_allowed_tokens_survive_preemption(checkpoint: Any) -> None:
+    directory, model = checkpoint("llama")
+    (prompt,) = prompts_of(9)
+    free = reference_greedy(model, prompt, 30)
+    words = [[free[0]], [free[3], free[4]], [free[9], free[10], free[11]]]
+    allowed = sorted({*range(0, 128, 3), *free})
+    params = sampling(temperature=0.0, bad_words=tuple(map(pack_i32, words)), allowed_ids=pack_i32(allowed))
+    expected: list[int] = []
+    for _ in range(30):
+        scores = reference_logits(model, prompt + expected)[-1]
+        banned = [word[-1] for word in words if expected[len(expected) - len(word) + 1 :] == word[:-1]]
+        expected.append(max((one for one in allowed if one not in banned), key=lambda one: float(scores[one])))
+
+    (whole,) = generate(open_cpu(directory), [prompt], output_tokens=30, params=[params])
+    driver = Driver(open_cpu(directory), 100)
+    driver.add(open_slot(0, prompt, params=params), output_tokens=11)
+    begun = driver.run()[0]
+    driver.add(open_slot(0, prompt, begun, params=params), output_tokens=19)
+
+    assert [expected, expected] == [whole, begun + driver.run()[0]]
+    assert free != expected

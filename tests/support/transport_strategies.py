@@ -68,7 +68,11 @@ prompts = st.one_of(
         st.builds(Rendering, add_generation_prompt=st.booleans(), variables=messages_of_people),
     ),
     st.builds(
-        Prompt, text=texts, add_special_tokens=st.none() | st.booleans(), keep_last_tokens=st.sampled_from([None, -1, 5])
+        Prompt,
+        text=texts,
+        add_special_tokens=st.none() | st.booleans(),
+        keep_last_tokens=st.sampled_from([None, -1, 5]),
+        keeps_beginning=st.booleans(),
     ),
 )
 sampling_params = st.builds(
@@ -87,6 +91,9 @@ sampling_params = st.builds(
     prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
     echo=st.booleans(),
     tells_prompt_ids=st.booleans(),
+    top_n_sigma=st.floats(0, 1000),
+    allowed_token_ids=st.none() | st.lists(counts, min_size=1, max_size=3).map(tuple),
+    bad_words=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
@@ -107,6 +114,9 @@ token_sampling = st.builds(
     end_ids=st.lists(counts, max_size=3).map(tuple),
     missing_ranges=column("i"),
     min_p=st.floats(0, 1),
+    top_n_sigma=st.floats(0, 1000),
+    allowed_ids=column("i"),
+    bad_words=st.lists(column("i", min_rows=1), max_size=3).map(tuple),
     repetition_penalty=st.floats(0, 1000, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),

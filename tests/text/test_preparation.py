@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS, Prepared
 from layered_llm.text.tokenizer import Tokenizer
 from support.text_core import CoreBench, files
-from support.text_tokenizers import BOS, EOS, byte_level, byte_level_pipeline, byte_level_with_bos, llama_style
+from support.text_tokenizers import BOS, EOS, byte_level, byte_level_pipeline, byte_level_with_bos, llama_style, wrap
 
 TOKENIZER = byte_level()
 LONG_CALL = ToolCall(name="f", arguments="x" * LONG_WORK_CHARS)
@@ -78,6 +79,13 @@ def test_a_request_decides_where_special_tokens_are_added() -> None:
 )
 def test_a_prompt_that_may_be_cut_loses_its_beginning(keep: int, max_tokens: int | None, expected: list[int]) -> None:
     prompt = attrs.evolve(Prompt.of_token_ids(range(10)), keep_last_tokens=keep)
+    context = 100 if max_tokens is None else 10
+    assert expected == list(unpack_i32(prepared(prompt, context=context, max_tokens=max_tokens).admit.prompt_ids))
+
+
+@pytest.mark.parametrize(("keep", "max_tokens", "expected"), [(3, None, [0, 1, 2]), (WHOLE_CONTEXT, 4, [0, 1, 2, 3, 4, 5])])
+def test_a_prompt_that_is_cut_on_the_right_loses_its_end(keep: int, max_tokens: int | None, expected: list[int]) -> None:
+    prompt = attrs.evolve(Prompt.of_token_ids(range(10)), keep_last_tokens=keep, keeps_beginning=True)
     context = 100 if max_tokens is None else 10
     assert expected == list(unpack_i32(prepared(prompt, context=context, max_tokens=max_tokens).admit.prompt_ids))
 
@@ -260,8 +268,48 @@ def test_a_biased_id_out_of_vocabulary_is_rejected() -> None:
     assert expected == rejected(Prompt.of_token_ids([1]), logit_bias={4: 1.0, 1000: 0.0})
 
 
+def test_an_allowed_id_out_of_vocabulary_is_rejected() -> None:
+    message = f"allowed_token_ids holds 1000, which is out of the vocabulary of {TOKENIZER.vocabulary_size} tokens."
+    expected = (RejectReason.INVALID_PARAMETER, "allowed_token_ids", message)
+    assert expected == rejected(Prompt.of_token_ids([1]), allowed_token_ids=(4, 1000))
+
+
+def test_allowed_ids_that_may_not_be_sampled_yet_are_rejected() -> None:
+    reason, param, _ = rejected(Prompt.of_token_ids([1]), allowed_token_ids=(EOS_ID,), min_tokens=1)
+    assert (RejectReason.INVALID_PARAMETER, "allowed_token_ids") == (reason, param)
+    for fine in ({"allowed_token_ids": (EOS_ID,)}, {"allowed_token_ids": (EOS_ID, 3), "min_tokens": 1}):
+        assert isinstance(run(Prompt.of_token_ids([1]), **fine), Prepared)
+
+
+def spelled_as_vllm_does(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Written after vLLM's `SamplingParams.update_from_tokenizer`."""
+    found: list[list[int]] = []
+    for word in words:
+        for prefix in ("", " "):
+            ids = tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)
+            if not prefix or (ids[0] != found[-1][0] and len(ids) == len(found[-1])):
+                found.append(ids)
+    return found
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), llama_style()])
+def test_bad_words_have_the_tokens_that_vllm_gives_them(tokenizer: Tokenizer) -> None:
+    words = ("world", " world", "hello", "the end", "xyz", "a")
+    outcome = prepared(Prompt.of_token_ids([1]), text_files=files(tokenizer), bad_words=words)
+    expected = spelled_as_vllm_does(tokenizer, words)
+    assert expected == [list(unpack_i32(word)) for word in outcome.admit.sampling.bad_words]
+    assert len(expected) > len(words) or tokenizer is not TOKENIZER
+
+
+def test_a_bad_word_without_tokens_is_rejected() -> None:
+    tokenizer = wrap(byte_level_pipeline(missing=b"z"))
+    reason, param, message = rejected(Prompt.of_token_ids([1]), text_files=files(tokenizer), bad_words=("a", "zz"))
+    assert (RejectReason.INVALID_PARAMETER, "bad_words") == (reason, param)
+    assert "'zz', which has no tokens" in message
+
+
 def test_penalties_and_biases_are_passed_on() -> None:
-    params = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.4}
+    params = {"top_n_sigma": 1.5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.4}
     sampling = prepared(Prompt.of_token_ids([1]), logit_bias={4: 1.5, 2: -100.0}, **params).admit.sampling
     assert params == {name: getattr(sampling, name) for name in params}
     assert ([4, 2], [1.5, -100.0]) == (list(unpack_i32(sampling.biased_ids)), list(unpack_f32(sampling.biases)))

@@ -3,7 +3,7 @@
 Must not know: JSON names, defaults of an endpoint, tokenizers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import attrs
@@ -19,6 +19,10 @@ MAX_PENALTY: Final = 2.0
 MAX_REPETITION_PENALTY: Final = 1000.0
 MAX_BIAS: Final = 100.0
 MAX_BIASED_TOKENS: Final = 1024
+MAX_ALLOWED_TOKENS: Final = 1024
+MAX_BAD_WORDS: Final = 128
+MAX_BAD_WORD_CHARS: Final = 1024
+MAX_SIGMAS: Final = 1000.0
 MAX_LOGPROBS: Final = 20
 SEED_LIMIT: Final = 1 << 63
 TOKENS_LIMIT: Final = 1 << 31
@@ -61,6 +65,9 @@ class SamplingParams:
     """0 keeps the whole vocabulary."""
     min_p: float | None = None
     """Tokens less likely than this share of the likeliest token's probability are not sampled; 0 keeps all."""
+    top_n_sigma: float = 0.0
+    """Tokens are not sampled whose logit is further below the likeliest one's than so many standard deviations of all logits;
+    0 keeps all."""
     repetition_penalty: float | None = None
     """Above 1, logits of tokens in the prompt or the output so far are divided by it, or multiplied where negative."""
     presence_penalty: float = 0.0
@@ -69,6 +76,11 @@ class SamplingParams:
     """Subtracted from the logits of tokens in the output so far, once for each time that they came."""
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
     """(token id, what is added to its logit), each id once; a mapping is taken too."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens are sampled; None: all of the vocabulary."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that no output has as a whole: the last token of each, with and without a space before it, is not sampled where the
+    output ends with its others. Where that leaves no token at all, it is sampled all the same."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told with each sampled token, besides its own log probability; None tells neither.
 
@@ -94,6 +106,7 @@ class SamplingParams:
         _check_filters(self)
         _check_penalties(self)
         _check_biases(self.logit_bias)
+        _check_restrictions(self)
         _check_optional_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_optional_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _check_optional_int("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
@@ -124,6 +137,7 @@ def _check_filters(params: SamplingParams) -> None:
         raise ParameterError("top_p", "top_p must be greater than 0 and at most 1, got 0")
     _check_optional_int("top_k", params.top_k, 0, TOKENS_LIMIT - 1)
     _check_optional_float("min_p", params.min_p, 0.0, 1.0)
+    _check_float("top_n_sigma", params.top_n_sigma, 0.0, MAX_SIGMAS)
 
 
 def _check_penalties(params: SamplingParams) -> None:
@@ -144,16 +158,30 @@ def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
         raise ParameterError("logit_bias", "logit_bias names a token twice")
 
 
+def _check_restrictions(params: SamplingParams) -> None:
+    if params.allowed_token_ids is not None:
+        _check_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKENS)
+        if not params.allowed_token_ids:
+            raise ParameterError("allowed_token_ids", "allowed_token_ids must not be empty: no token could be sampled")
+    _check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, "a bad word", MAX_BAD_WORD_CHARS)
+
+
 def _check_stops(params: SamplingParams) -> None:
-    _check_sequence("stop", params.stop, MAX_STOP_STRINGS)
-    for text in params.stop:
+    _check_texts("stop", params.stop, MAX_STOP_STRINGS, "a stop string", MAX_STOP_STRING_CHARS)
+    _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+
+
+def _check_texts(param: str, values: object, most: int, one: str, most_chars: int) -> None:
+    for text in _checked_sequence(param, values, most):
         if not isinstance(text, str):
-            raise ParameterError("stop", f"stop must hold strings, got {_shown(text)}")
-        if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
-            raise ParameterError("stop", f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}")
-    _check_sequence("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
-    for token in params.stop_token_ids:
-        _check_int("stop_token_ids", token, 0, TOKENS_LIMIT - 1)
+            raise ParameterError(param, f"{param} must hold strings, got {_shown(text)}")
+        if not 0 < len(text) <= most_chars:
+            raise ParameterError(param, f"{one} must have 1 to {most_chars} characters, got {len(text)}")
+
+
+def _check_ids(param: str, values: object, most: int) -> None:
+    for token in _checked_sequence(param, values, most):
+        _check_int(param, token, 0, TOKENS_LIMIT - 1)
 
 
 def _check_flags(params: SamplingParams) -> None:
@@ -163,11 +191,12 @@ def _check_flags(params: SamplingParams) -> None:
             raise ParameterError(name, f"{name} must be True or False, got {_shown(value)}")
 
 
-def _check_sequence(param: str, values: object, most: int) -> None:
+def _checked_sequence(param: str, values: object, most: int) -> Sequence[object]:
     if not isinstance(values, list | tuple):
         raise ParameterError(param, f"{param} must be a tuple or a list, got {_shown(values)}")
     if len(values) > most:
         raise ParameterError(param, f"{param} holds {len(values)} items, at most {most} are allowed")
+    return values
 
 
 def _check_optional_int(param: str, value: object, low: int, high: int) -> None:

@@ -1,4 +1,5 @@
-"""What a request changes in the model's logits: biases, penalties, the mask of end ids before the minimum length.
+"""What a request changes in the model's logits: biases, penalties, and masks: of tokens that are not allowed, of end ids before
+the minimum length, of tokens that would complete a bad word.
 
 Must not know: how a token is drawn, slots.
 
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow
@@ -32,10 +34,15 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     if penalized:
         _penalize(logits, penalized)
     for index, row in enumerate(rows):
+        if row.sampling.allowed_ids:
+            _keep_only(logits[index], row.sampling.allowed_ids)
         if row.output_position < row.sampling.min_tokens:
             ids_to_mask = [token for token in row.sampling.end_ids if token < logits.shape[1]]
             logits[index, ids_to_mask] = -torch.inf
     mask_missing(logits.numpy(), (row.missing for row in rows))
+    for index, row in enumerate(rows):
+        if row.sampling.bad_words:
+            _mask_bad_words(logits[index], row)
 
 
 def mask_missing(logits: Float32s, missing: Iterable[Int64s | None]) -> None:
@@ -43,6 +50,25 @@ def mask_missing(logits: Float32s, missing: Iterable[Int64s | None]) -> None:
     for index, ids in enumerate(missing):
         if ids is not None:
             logits[index, ids] = -np.inf
+
+
+def _keep_only(logits: torch.Tensor, allowed_ids: bytes) -> None:
+    ids = torch.from_numpy(np.frombuffer(allowed_ids, np.int32).astype(np.int64))
+    kept = logits[ids]
+    logits.fill_(-torch.inf)
+    logits[ids] = kept
+
+
+def _mask_bad_words(logits: torch.Tensor, row: SampleRow) -> None:
+    """As vLLM has it; where no token would be left, a word is sampled all the same, since the choice has to go on."""
+    words = [unpack_i32(word).tolist() for word in row.sampling.bad_words]
+    banned = [word[-1] for word in words if row.recent[len(row.recent) - len(word) + 1 :] == tuple(word[:-1])]
+    if not banned:
+        return
+    before = logits[banned]
+    logits[banned] = -torch.inf
+    if not torch.isfinite(logits.max()):
+        logits[banned] = before
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, TokenSampling, SeenTokens]]) -> None:

@@ -1,11 +1,11 @@
-"""From logits to one token for each row: adjustments, temperature, min-p, top-k, top-p, and one random number.
+"""From logits to one token for each row: adjustments, top-n-sigma, temperature, min-p, top-k, top-p, and one random number.
 
 Must not know: slots, steps, models.
 
-The order is vLLM's: biases and penalties, temperature, then min-p, then top-k, then top-p. A token is drawn by inverting the
-cumulative distribution in the order of the ids, at one uniform number that depends on seed, choice index and output position
-alone. Tokens whose logits equal the last one that top-k or top-p keeps are kept too: the cut is a threshold, and never depends
-on how a sort breaks ties.
+The order is vLLM's: biases and penalties, temperature, then min-p, then top-k, then top-p. top-n-sigma comes before these, as
+in llama.cpp; no temperature changes what it keeps. A token is drawn by inverting the cumulative distribution in the order of
+the ids, at one uniform number that depends on seed, choice index and output position alone. Tokens whose logits equal the last
+one that top-k or top-p keeps are kept too: the cut is a threshold, and never depends on how a sort breaks ties.
 """
 
 import math
@@ -71,11 +71,23 @@ def _draw(logits: Float32s, best: np.float32, row: SampleRow, number: float) -> 
     weights = np.subtract(logits, best, dtype=np.float64)
     np.divide(weights, sampling.temperature, out=weights)
     np.exp(weights, out=weights)
+    if sampling.top_n_sigma:
+        weights[_far_below(logits, best, sampling.top_n_sigma)] = 0.0
     threshold = _threshold(weights, sampling)
     if threshold == 0.0:
         return _invert_all(weights, number)
     kept = np.flatnonzero(weights >= threshold)
     return int(kept[_invert(weights[kept], number)])
+
+
+def _far_below(logits: Float32s, best: np.float32, sigmas: float) -> NDArray[np.bool_]:
+    """Which logits are further below the best one than `sigmas` standard deviations of all that are not masked.
+
+    Tang et al., Top-n-sigma: Not all logits are you need, 2024.
+    """
+    scores = logits.astype(np.float64)
+    far: NDArray[np.bool_] = scores < best - sigmas * scores[scores > -np.inf].std()
+    return far
 
 
 def _threshold(weights: Float64s, sampling: TokenSampling) -> float:

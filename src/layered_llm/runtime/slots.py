@@ -193,7 +193,8 @@ class SlotTable:
             raise InvariantViolated(f"slot {slot} is opened with {prompt.size} prompt and {output.size} output tokens")
         self._check_vocabulary(slot, prompt)
         self._check_vocabulary(slot, output)
-        self._check_vocabulary(slot, _column(opening.sampling.biased_ids))
+        for ids in (opening.sampling.biased_ids, opening.sampling.allowed_ids, *opening.sampling.bad_words):
+            self._check_vocabulary(slot, _column(ids))
         self._tokens[slot, : prompt.size] = prompt
         self._tokens[slot, prompt.size : known] = output
         self._is_open[slot] = True

@@ -16,7 +16,7 @@ from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.logit_adjustments import mask_missing
 from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.sample_row import SampleRow, takes_best
+from layered_llm.runtime.sample_row import SampleRow, takes_best, tokens_looked_at
 from layered_llm.runtime.sampler import best_tokens, sample_tokens
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
@@ -102,6 +102,13 @@ class TorchDevice:
             told = following_logprobs(hidden_before, following, top, self._model.logits, self._slots.missing_ids(slot))
             yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
+    def _recent(self, slot: int) -> tuple[int, ...]:
+        sampling = self._slots.sampling(slot)
+        if not sampling.bad_words:
+            return ()
+        output, count = self._slots.output_ids(slot), tokens_looked_at(sampling)
+        return tuple(output[max(output.size - count, 0) :].tolist())
+
     def _sample(self, logits: Float32s, rows: StepRows) -> _Sampled:
         if not self._adjusted.isdisjoint(rows.sampled_slots.tolist()):
             return self._sample_rows(torch.from_numpy(logits), rows)
@@ -120,6 +127,7 @@ class TorchDevice:
                 output_position=self._slots.output_tokens(slot),
                 seen=self._slots.seen_tokens(slot),
                 missing=self._slots.missing_ids(slot),
+                recent=self._recent(slot),
             )
             for slot in rows.sampled_slots.tolist()
         ]

@@ -23,6 +23,7 @@ from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 from layered_llm.text.token_ids import TokenIds
+from layered_llm.text.tokenizer import CannotEncode
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""
@@ -76,8 +77,9 @@ class Preparation:
     @property
     def is_long(self) -> bool:
         """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
-        stop_chars = sum(map(len, self._message.params.stop))
-        return prompt_chars(self._message.prompt) + _STOP_CHAR_COST_CHARS * stop_chars > LONG_WORK_CHARS
+        params = self._message.params
+        words_chars = sum(map(len, params.stop)) + sum(map(len, params.bad_words))
+        return prompt_chars(self._message.prompt) + _STOP_CHAR_COST_CHARS * words_chars > LONG_WORK_CHARS
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
@@ -105,8 +107,20 @@ class Preparation:
         return (
             self._judge_ids("stop_token_ids", params.stop_token_ids)
             or self._judge_ids("logit_bias", [token for token, _ in params.logit_bias])
+            or self._judge_ids("allowed_token_ids", params.allowed_token_ids or ())
+            or self._judge_allowed()
             or self._judge_prompt_logprobs(prompt_tokens)
         )
+
+    def _judge_allowed(self) -> Rejected | None:
+        """Whether a token is left before `min_tokens`, where none may end the output."""
+        params = self._message.params
+        if params.allowed_token_ids is None or not params.min_tokens or params.max_tokens == 0:
+            return None
+        if not self._end_tokens().ids.issuperset(params.allowed_token_ids):
+            return None
+        message = f"allowed_token_ids holds only tokens that end the output, which min_tokens={params.min_tokens} forbids."
+        return self._reject(RejectReason.INVALID_PARAMETER, message, "allowed_token_ids")
 
     def _judge_prompt_logprobs(self, prompt_tokens: int) -> Rejected | None:
         """They leave in one piece with a choice's first token, which other choices' may share."""
@@ -126,10 +140,13 @@ class Preparation:
         fault = self._token_ids.fault(token_ids)
         return None if fault is None else self._reject(RejectReason.INVALID_PARAMETER, f"{param} holds {fault}.", param)
 
-    def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared:
+    def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared | Rejected:
         room = self._limits.context_tokens - len(tokens)
         max_tokens = room if params.max_tokens is None else min(max(params.max_tokens, 1), room)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
+        bad_words = self._bad_words()
+        if isinstance(bad_words, Rejected):
+            return bad_words
         placement = self._message.placement
         admit = Admit(
             request=self.request,
@@ -139,11 +156,34 @@ class Preparation:
             cache_salt=placement.cache_salt,
             priority=placement.priority,
             tenant=placement.tenant,
-            sampling=self._token_sampling(params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids),
+            sampling=self._token_sampling(
+                params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids, bad_words=bad_words
+            ),
             reads_cache=params.prompt_logprobs is None,
         )
         echo = self._echo(tokens) if params.echo else ""
         return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens, echo=echo)
+
+    def _bad_words(self) -> tuple[bytes, ...] | Rejected:
+        """The tokens of each bad word as vLLM has them: as a text begins with it, and with a space before it, where that makes
+        as many tokens of it of which the first is another."""
+        found: list[list[int]] = []
+        for word in self._message.params.bad_words:
+            bare, spaced = (self._encoded(prefix + word.lstrip()) for prefix in ("", " "))
+            if not bare:
+                message = f"bad_words holds {word!r}, which has no tokens."
+                return self._reject(RejectReason.INVALID_PARAMETER, message, "bad_words")
+            found.append(bare)
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                found.append(spaced)
+        return self._judge_ids("bad_words", [token for tokens in found for token in tokens]) or tuple(map(pack_i32, found))
+
+    def _encoded(self, text: str) -> list[int]:
+        """No tokens of what cannot be encoded."""
+        try:
+            return self._text_files.tokenizer.encode(text, add_special_tokens=False)
+        except CannotEncode:
+            return []
 
     def _echo(self, tokens: "array[int]") -> str:
         """The assistant's last turn, or a text as the client wrote it; anything else as its tokens spell it."""
@@ -161,7 +201,9 @@ class Preparation:
         ending = frozenset() if params.ignore_eos else eos_ids
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
 
-    def _token_sampling(self, params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int]) -> TokenSampling:
+    def _token_sampling(
+        self, params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int], bad_words: tuple[bytes, ...]
+    ) -> TokenSampling:
         return TokenSampling(
             temperature=0.0 if params.is_greedy else _set(params.temperature),
             top_p=_set(params.top_p),
@@ -175,6 +217,9 @@ class Preparation:
             frequency_penalty=params.frequency_penalty,
             biased_ids=pack_i32(token for token, _ in params.logit_bias),
             biases=pack_f32(bias for _, bias in params.logit_bias),
+            top_n_sigma=params.top_n_sigma,
+            allowed_ids=pack_i32(params.allowed_token_ids or ()),
+            bad_words=bad_words,
             prompt_logprobs=params.prompt_logprobs,
             logprobs=params.logprobs,
             missing_ranges=self._token_ids.missing_ranges,

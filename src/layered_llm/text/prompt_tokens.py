@@ -42,7 +42,7 @@ class PromptReader:
     _limits: EngineLimits
 
     def tokens(self, prompt: Prompt, *, output_tokens: int = 1, most_tokens: int | None = None) -> "array[int] | PromptRefused":
-        """The prompt's ids, of those of a longer one the last `keep_last_tokens`.
+        """The prompt's ids, of those of a longer one the last `keep_last_tokens`, or the first.
 
         Nothing is judged of them but a text that surely exceeds the context, which is not worth its tokenizing.
         With `most_tokens` it may have so many, whatever the context. `output_tokens` is the room to leave for the output where
@@ -52,7 +52,8 @@ class PromptReader:
         if isinstance(ids, PromptRefused) or prompt.keep_last_tokens is None:
             return ids
         room = max(1, self._limits.context_tokens - output_tokens)
-        return ids[-(room if prompt.keep_last_tokens == WHOLE_CONTEXT else prompt.keep_last_tokens) :]
+        kept = room if prompt.keep_last_tokens == WHOLE_CONTEXT else prompt.keep_last_tokens
+        return ids[:kept] if prompt.keeps_beginning else ids[-kept:]
 
     def text(self, prompt: Prompt) -> str | PromptRefused:
         """The text of a prompt that is no list of ids: of a conversation, what its template makes of it."""

@@ -290,3 +290,13 @@ async def test_one_prompt_of_several_can_be_ended_by_what_its_client_calls_it() 
     assert [[], [AbortReason.ADMINISTRATIVE]] == [
         [reason for reason in stream.aborts if reason is AbortReason.ADMINISTRATIVE] for stream in engine.streams
     ]
+
+
+async def test_restrictions_of_the_tokens_reach_the_sampling() -> None:
+    engine = FakeEngine(TWO_STEPS)
+    asked = {"allowed_token_ids": [4, 5], "bad_words": ["x", "y z"], "top_n_sigma": 1.5}
+
+    await post(application(engine), GENERATE, {"text": "x", "sampling_params": asked})
+
+    params = engine.streams[0].params
+    assert ((4, 5), ("x", "y z"), 1.5) == (params.allowed_token_ids, params.bad_words, params.top_n_sigma)

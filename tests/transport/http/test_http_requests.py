@@ -61,6 +61,9 @@ def test_every_supported_field_reaches_the_sampling_parameters() -> None:
         "top_p": 0.9,
         "top_k": 7,
         "min_p": 0.25,
+        "top_n_sigma": 1.5,
+        "allowed_token_ids": [4, 5],
+        "bad_words": ["x", "y z"],
         "repetition_penalty": 1.5,
         "presence_penalty": -0.5,
         "frequency_penalty": 2,
@@ -72,7 +75,8 @@ def test_every_supported_field_reaches_the_sampling_parameters() -> None:
         "skip_special_tokens": False,
     }
 
-    expected = SamplingParams(**{**fields, "stop": ("a", "b"), "stop_token_ids": (1, 2)})  # type: ignore[arg-type]
+    tuples = {"stop": ("a", "b"), "stop_token_ids": (1, 2), "allowed_token_ids": (4, 5), "bad_words": ("x", "y z")}
+    expected = SamplingParams(**{**fields, **tuples})  # type: ignore[arg-type]
 
     assert chat(**fields).params == expected
     assert completion(**fields).params == expected
@@ -130,6 +134,21 @@ def test_the_newer_name_of_the_token_limit_wins() -> None:
 @pytest.mark.parametrize("off", [0, -1])
 def test_top_k_has_two_ways_to_be_off(off: int) -> None:
     assert chat(top_k=off).params.top_k == 0
+
+
+@pytest.mark.parametrize("off", [0, -1, -0.5])
+def test_top_n_sigma_is_off_at_zero_and_below(off: float) -> None:
+    assert chat(top_n_sigma=off).params == chat().params
+
+
+@pytest.mark.parametrize(("side", "keeps_beginning"), [("left", False), ("right", True)])
+def test_the_side_that_is_cut_is_the_requests_choice(side: str, keeps_beginning: bool) -> None:
+    for prompt in (
+        chat(truncate_prompt_tokens=5, truncation_side=side).prompt,
+        completion(truncate_prompt_tokens=5, truncation_side=side).prompts[0],
+    ):
+        assert (5, keeps_beginning) == (prompt.keep_last_tokens, prompt.keeps_beginning)
+    assert chat(truncation_side=side) == chat()
 
 
 def test_the_seed_minus_one_asks_for_a_random_one() -> None:

@@ -78,6 +78,8 @@ class Prompt:
     """
     keep_last_tokens: int | None = None
     """A longer prompt loses its beginning; WHOLE_CONTEXT, or at least 1."""
+    keeps_beginning: bool = False
+    """A longer prompt loses its end instead."""
 
     def __attrs_post_init__(self) -> None:
         if sum(part is not None for part in (self.chat, self.text, self.token_ids)) != 1:

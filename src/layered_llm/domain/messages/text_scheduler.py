@@ -36,6 +36,12 @@ class TokenSampling:
     biased_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     """Tokens of the vocabulary, each at most once, to whose logits `biases` are added."""
     biases: bytes = attrs.field(default=b"", validator=packed("f"))
+    top_n_sigma: float = 0.0
+    """0 keeps all."""
+    allowed_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    """The only tokens that are sampled; none at all: the whole vocabulary."""
+    bad_words: tuple[bytes, ...] = ()
+    """Packed token ids of each, at least one: the last is not sampled where the output ends with the others."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, told by the rows that compute them while nothing is sampled yet."""
     logprobs: int | None = None

@@ -41,8 +41,8 @@ _NO_PROMPT: Final = -1
 """The `logprob_start_len` that tells nothing of the prompt."""
 
 _ALIKE: Final = (
-    "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "n", "presence_penalty", "repetition_penalty",
-    "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+    "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "n", "presence_penalty",
+    "repetition_penalty", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_n_sigma", "top_p",
 )  # fmt: skip
 """Members that SamplingParams has by the same name."""
 _OTHERS: Final = ("spaces_between_special_tokens", "top_k")

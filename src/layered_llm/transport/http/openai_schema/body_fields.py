@@ -14,12 +14,16 @@ import attrs
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.placement import MAX_CACHE_SALT_CHARS
 from layered_llm.domain.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
+    MAX_SIGMAS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -35,6 +39,7 @@ MAX_MODEL_CHARS: Final = 1024
 """Every chunk of a stream repeats the name, where the server takes any."""
 _MOST_DIGITS: Final = 10
 """Of a token id, which is a signed 32-bit integer."""
+TRUNCATION_SIDES: Final = ("left", "right")
 
 Reader: TypeAlias = Callable[[str, Any], Any]
 """(name, a value that is not null) to the value as the domain has it. Raises ParameterError."""
@@ -96,10 +101,38 @@ def _stop(param: str, value: object) -> tuple[str, ...]:
 
 
 def _stop_token_ids(param: str, value: object) -> tuple[int, ...]:
+    return _ids(param, value, MAX_STOP_TOKEN_IDS)
+
+
+def _allowed_token_ids(param: str, value: object) -> tuple[int, ...]:
+    ids = _ids(param, value, MAX_ALLOWED_TOKENS)
+    if not ids:
+        raise ParameterError(param, f"{param} must not be empty: no token could be sampled")
+    return ids
+
+
+def _ids(param: str, value: object, limit: int) -> tuple[int, ...]:
     if isinstance(value, list):
-        read.at_most(param, value, MAX_STOP_TOKEN_IDS)
+        read.at_most(param, value, limit)
         return read.token_ids(param, value, TOKENS_LIMIT)
     raise read.wrong_type(param, "a list of token ids", value)
+
+
+def _bad_words(param: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return read.texts(param, value, MAX_BAD_WORDS)
+    raise read.wrong_type(param, "a list of strings", value)
+
+
+def _sigmas(param: str, value: object) -> float:
+    """Below 0 is llama.cpp's word for none."""
+    return max(read.number(param, value, -1, MAX_SIGMAS), 0.0)
+
+
+def _truncation_side(param: str, value: object) -> str:
+    if value not in TRUNCATION_SIDES:
+        raise ParameterError(param, f"{param} must be one of {', '.join(TRUNCATION_SIDES)}, got {read.shown(value)}")
+    return str(value)
 
 
 def _logit_bias(param: str, value: object) -> tuple[tuple[int, float], ...]:
@@ -146,6 +179,12 @@ SAMPLING: Final = (
     number("top_p", 0, 1, "Only the likeliest tokens that add up to this probability are sampled.", above_low=True),
     integer("top_k", -1, TOKENS_LIMIT - 1, "Only so many of the likeliest tokens are sampled; 0 and -1: all."),
     number("min_p", 0, 1, "Tokens below this share of the likeliest one's probability are not sampled."),
+    Field(
+        "top_n_sigma",
+        {"type": "number", "minimum": -1, "maximum": MAX_SIGMAS},
+        _sigmas,
+        "Tokens whose logits are so many standard deviations below the likeliest one's are not sampled; 0 and below: all.",
+    ),
     number(
         "repetition_penalty",
         0,
@@ -165,6 +204,22 @@ SAMPLING: Final = (
         },
         _logit_bias,
         f"Token id to what is added to its logit; beyond {-MAX_BIAS:g} … {MAX_BIAS:g} the end of that range counts.",
+    ),
+    Field(
+        "allowed_token_ids",
+        {"type": "array", "items": _TOKEN_ID, "minItems": 1, "maxItems": MAX_ALLOWED_TOKENS},
+        _allowed_token_ids,
+        "Only these tokens are sampled.",
+    ),
+    Field(
+        "bad_words",
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS},
+            "maxItems": MAX_BAD_WORDS,
+        },
+        _bad_words,
+        "No output has these: the last token of each, with or without a space before it, is not sampled after the others.",
     ),
     integer("seed", -SEED_LIMIT, SEED_LIMIT - 1, "The same seed gives the same output, whatever runs beside; -1: none."),
     Field(
@@ -199,6 +254,12 @@ PROMPT: Final = (
         {"type": "integer", "minimum": -1, "maximum": TOKENS_LIMIT - 1, "not": {"const": 0}},
         _kept_tokens,
         "A longer prompt loses its beginning; -1: as much as the context asks for.",
+    ),
+    Field(
+        "truncation_side",
+        {"enum": list(TRUNCATION_SIDES)},
+        _truncation_side,
+        "With truncate_prompt_tokens: which end of the prompt is lost; left where absent.",
     ),
 )
 

@@ -37,8 +37,9 @@ RANDOM_SEED: Final = -1
 WHOLE_VOCABULARY: Final = -1
 """The top_k by which clients of vLLM say that they want none."""
 _ALIKE: Final = (
-    "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "n",
-    "presence_penalty", "repetition_penalty", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+    "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "min_p",
+    "min_tokens", "n", "presence_penalty", "repetition_penalty", "skip_special_tokens", "stop", "stop_token_ids",
+    "temperature", "top_n_sigma", "top_p",
 )  # fmt: skip
 """Fields that SamplingParams has by the same name; it has the defaults."""
 
@@ -143,6 +144,7 @@ def _bounded(prompt: Prompt, given: Mapping[str, Any]) -> Prompt:
         prompt,
         add_special_tokens=given.get("add_special_tokens"),
         keep_last_tokens=given.get("truncate_prompt_tokens"),
+        keeps_beginning=given.get("truncation_side") == "right",
     )
 
 
