@@ -1,6 +1,7 @@
 import datetime as dt
 import importlib.util
 import itertools
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,9 +69,60 @@ def test_bos_and_eos_surround_a_plain_text_where_the_file_asks_for_it(tmp_path: 
     assert ["<|im_start|>", "he", "<|im_end|>"] == spelled(both, "he", add_special_tokens=True)
 
 
-def test_every_end_token_is_an_eos(tmp_path: Path) -> None:
-    assert {2} == load(tmp_path, metadata()).eos_ids
-    assert {0, 2} == load(tmp_path, metadata(eot_token_id=0)).eos_ids
+def eos_tokens(directory: Path, *tokens: str, **changes: Any) -> set[str]:
+    """The ends of a file that has these tokens, by their spelling."""
+    spellings = [*byte_alphabet(), "he", *tokens]
+    fields = metadata(tokens=spellings, token_type=[1] * len(spellings), merges=["h e"], **NAMELESS | changes)
+    return {spellings[token] for token in load(directory, fields).eos_ids}
+
+
+NAMELESS = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"))
+HE = 256
+
+
+def test_ends_of_output_are_those_that_the_file_names_and_those_that_llama_cpp_knows_by_spelling(tmp_path: Path) -> None:
+    assert {0, 2} == load(tmp_path, metadata()).eos_ids
+    assert {"he"} == eos_tokens(tmp_path, eos_token_id=HE)
+    assert {"he", "<|eot_id|>", "<|eom_id|>"} == eos_tokens(tmp_path, "<|eot_id|>", "<|eom_id|>", eos_token_id=HE)
+    assert {"<end_of_turn>", "</s>"} == eos_tokens(tmp_path, "<end_of_turn>", "</s>", "<other>")
+
+
+@pytest.mark.parametrize("key", ["eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"])
+def test_a_token_that_ends_a_turn_or_a_file_ends_the_output(key: str, tmp_path: Path) -> None:
+    assert {"he", "<|im_end|>"} == eos_tokens(tmp_path, "<|im_end|>", **{key: HE})
+
+
+def test_a_token_for_filling_in_is_looked_for_by_spelling_where_no_key_names_it(tmp_path: Path) -> None:
+    assert {"<|fim_pad|>", "<|repo_name|>"} == eos_tokens(tmp_path, "<|fim_pad|>", "<|repo_name|>")
+    assert {"he", "<|repo_name|>"} == eos_tokens(tmp_path, "<|fim_pad|>", "<|repo_name|>", fim_pad_token_id=HE)
+
+
+def test_the_end_of_a_harmony_message_is_no_end_of_output(tmp_path: Path) -> None:
+    assert {"<|end|>", "<|return|>"} == eos_tokens(tmp_path, "<|end|>", "<|return|>")
+    assert {"<|call|>", "<|return|>"} == eos_tokens(tmp_path, "<|end|>", "<|return|>", "<|call|>")
+
+
+@pytest.mark.parametrize("value", [2**32 - 1, 9999])
+@pytest.mark.parametrize("key", ["padding_token_id", "unknown_token_id", "bos_token_id", "eot_token_id", "eom_token_id"])
+def test_an_id_that_is_no_token_is_no_fault_where_nothing_depends_on_it(key: str, value: int, tmp_path: Path) -> None:
+    files = load(tmp_path, metadata(**{key: value}))
+    assert {0, 2} == files.eos_ids
+    assert ["he"] == spelled(files.tokenizer, "he", add_special_tokens=True)
+
+
+def test_an_id_of_minus_one_names_no_end(tmp_path: Path) -> None:
+    assert {0, 2} == load(tmp_path, metadata(eos_token_id=2**32 - 1)).eos_ids
+
+
+def test_an_id_that_is_no_token_is_refused_where_texts_begin_with_it() -> None:
+    with pytest.raises(UnsupportedGguf, match="bos_token_id is 9999, but the vocabulary has 263 tokens"):
+        tokenizer_files(metadata(bos_token_id=9999, add_bos_token=True))
+
+
+def test_rows_that_pad_a_models_matrices_are_no_tokens(tmp_path: Path) -> None:
+    padded = metadata(tokens=[*TOKENS, "[PAD263]", "[PAD264]"], token_type=[*metadata()["tokenizer.ggml.token_type"], 5, 5])
+    tokenizer = load(tmp_path, padded).tokenizer
+    assert (263, "") == (tokenizer.vocabulary_size, tokenizer.decode([263], skip_special_tokens=False))
 
 
 def test_what_a_request_leaves_open_is_sampled_as_the_file_says(tmp_path: Path) -> None:
@@ -90,7 +142,7 @@ def test_a_file_without_template_and_special_ids_gives_none(tmp_path: Path) -> N
     fields = metadata(**dict.fromkeys(names))
     del fields["tokenizer.chat_template"]
     files = load(tmp_path, fields)
-    assert (None, frozenset()) == (files.template, files.eos_ids)
+    assert (None, None) == (files.template, json.loads(files.config).get("bos_token"))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +170,8 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: 
         ({"model": "llama", "scores": ["x"] * 263}, "tokenizer.ggml.scores is a list of str, but must be one of float"),
         ({"tokens": "all"}, "tokenizer.ggml.tokens is 'all', but must be a list"),
         ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries, but the vocabulary has 263 tokens"),
+        ({"tokens": [*TOKENS[:-1], "he"]}, "tokenizer.ggml.tokens has 'he' twice, as 260 and as 262"),
+        ({"eos_token_id": True}, "tokenizer.ggml.eos_token_id is 'True', but must be a int"),
         ({"bos_token_id": "one"}, "tokenizer.ggml.bos_token_id is 'one', but must be a int"),
     ],
 )
@@ -140,7 +194,7 @@ WORDS = [
 def test_words_are_cut_as_by_the_published_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     """Whole words are tokens here, so that the cuts show."""
     words = ["He", "'s", "Ġhere", ",", "Ġ", "Ġit", "Ġ123", "123", "45", "Ġo", "'c", "lock", "!ĊĊ"]
-    tokens = [*byte_alphabet(), *words]
+    tokens = list(dict.fromkeys([*byte_alphabet(), *words]))
     changes: dict[str, Any] = {
         "tokens": tokens,
         "token_type": [1] * len(tokens),
@@ -269,7 +323,11 @@ def smollm2(smollm2_directory: Path) -> TextFiles:
 
 def test_the_real_file_gives_the_ids_of_the_published_tokenizer(smollm2: TextFiles) -> None:
     tokenizer = smollm2.tokenizer
-    assert (49152, frozenset({2}), frozenset(range(17))) == (tokenizer.vocabulary_size, smollm2.eos_ids, tokenizer.special_ids)
+    assert (49152, frozenset({0, 2, 4}), frozenset(range(17))) == (
+        tokenizer.vocabulary_size,
+        smollm2.eos_ids,
+        tokenizer.special_ids,
+    )
     assert [19556, 28, 905, 17, 216, 33, 34, 35] == tokenizer.encode("Hello, world! 123", add_special_tokens=True)
 
 

@@ -7,15 +7,22 @@ defined in `gguf_pretokenizers`; and "llama", SentencePiece's BPE with byte fall
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
+from layered_llm.text.gguf_ends import END_KEYS, end_spellings
 from layered_llm.text.gguf_pretokenizers import UnsupportedGguf, pre_tokenizer_of
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
+_UNUSED: Final = 5
+_PADDING: Final = re.compile(r"\[PAD\d+\]")
+"""What llama.cpp's converter calls a row of the model's matrices that no token has."""
+_NO_TOKEN: Final = (1 << 32) - 1
+"""An id that stands for none: llama.cpp's -1 in an unsigned field."""
 _SPACE: Final = "\u2581"
 """What SentencePiece writes for a space."""
 _NAMED_IDS: Final = {
@@ -24,7 +31,6 @@ _NAMED_IDS: Final = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-_END_IDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _SAMPLING: Final = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -53,14 +59,14 @@ class _Metadata:
         if key not in self.fields:
             raise UnsupportedGguf(f"the GGUF file has no {key}")
         value = self.fields[key]
-        if not isinstance(value, kind):
+        if type(value) is not kind:
             raise UnsupportedGguf(f"{key} is {str(value)[:80]!r}, but must be a {kind.__name__}")
         return value
 
     def list_of(self, key: str, kind: type) -> list[Any]:
         """The file's lists are of one kind, which the first value shows."""
         values: list[Any] = self.need(key, list)
-        if values and not isinstance(values[0], kind):
+        if values and type(values[0]) is not kind:
             raise UnsupportedGguf(f"{key} is a list of {type(values[0]).__name__}, but must be one of {kind.__name__}")
         return values
 
@@ -70,6 +76,18 @@ class _Metadata:
             raise UnsupportedGguf("tokenizer.ggml.tokens is empty")
         return tokens
 
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens. Rows that only pad the model's matrices have none, as in a Hugging Face tokenizer."""
+        ids: dict[str, int] = {}
+        kinds = self.for_each_token("tokenizer.ggml.token_type", int)
+        for index, (token, kind) in enumerate(zip(self.tokens(), kinds, strict=True)):
+            if kind == _UNUSED and _PADDING.fullmatch(token):
+                continue
+            if token in ids:
+                raise UnsupportedGguf(f"tokenizer.ggml.tokens has {token[:80]!r} twice, as {ids[token]} and as {index}")
+            ids[token] = index
+        return ids
+
     def for_each_token(self, key: str, kind: type) -> list[Any]:
         values = self.list_of(key, kind)
         if len(values) != len(self.tokens()):
@@ -77,7 +95,7 @@ class _Metadata:
         return values
 
     def token(self, key: str) -> str | None:
-        """The spelling of the token whose id stands under `key`."""
+        """The spelling of the token whose id is under `key`."""
         if key not in self.fields:
             return None
         tokens = self.tokens()
@@ -86,12 +104,21 @@ class _Metadata:
             raise UnsupportedGguf(f"{key} is {token}, but the vocabulary has {len(tokens)} tokens")
         return tokens[token]
 
+    def token_if_any(self, key: str) -> str | None:
+        """The same where nothing depends on it: an id that is none is as good as no id."""
+        if key not in self.fields:
+            return None
+        token: int = self.need(key, int)
+        tokens = self.tokens()
+        return tokens[token] if 0 <= token < len(tokens) else None
+
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     """File name → content: tokenizer.json, tokenizer_config.json, generation_config.json and, if any, chat_template.jinja.
 
     `metadata` holds the GGUF keys with plain Python values (str, int, bool, lists). Raises UnsupportedGguf.
     """
+    metadata = {key: value for key, value in metadata.items() if not (key.endswith("_token_id") and value == _NO_TOKEN)}
     model = _Metadata(metadata).need("tokenizer.ggml.model", str)
     match model:
         case "gpt2":
@@ -117,9 +144,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _byte_level(fields: _Metadata) -> Spec:
-    tokens = fields.tokens()
     merges = [_merge(line) for line in fields.list_of("tokenizer.ggml.merges", str)]
-    model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
+    model = {"type": "BPE", "vocab": fields.vocabulary(), "merges": merges}
     return {
         "version": "1.0",
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
@@ -149,7 +175,7 @@ def _sentence_piece(fields: _Metadata) -> Spec:
             "unk_token": fields.token("tokenizer.ggml.unknown_token_id"),
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": {token: index for index, token in enumerate(fields.tokens())},
+            "vocab": fields.vocabulary(),
             "merges": _merges_by_score(fields),
         },
     }
@@ -206,7 +232,7 @@ def _asked_for(fields: _Metadata, name: str) -> Iterator[str]:
 
 
 def _tokenizer_config(fields: _Metadata) -> Spec:
-    named = {name: fields.token(key) for name, key in _NAMED_IDS.items()}
+    named = {name: fields.token_if_any(key) for name, key in _NAMED_IDS.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -215,7 +241,11 @@ def _tokenizer_config(fields: _Metadata) -> Spec:
 
 
 def _generation_config(fields: _Metadata) -> Spec:
-    ends = sorted({fields.need(key, int) for key in _END_IDS if key in fields.fields})
+    fields.token("tokenizer.ggml.eos_token_id")  # one that is no token is not left out: the model would never end
+    keyed = {key: fields.token_if_any(key) for key in END_KEYS}
+    vocabulary = fields.vocabulary()
+    spellings = end_spellings(vocabulary, {key: token for key, token in keyed.items() if token is not None})
+    ends = sorted(vocabulary[token] for token in spellings if token in vocabulary)
     sampled = {name: fields.fields[key] for name, key in _SAMPLING.items() if key in fields.fields}
     return sampled | ({"eos_token_id": ends} if ends else {})
 
