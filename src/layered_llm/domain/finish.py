@@ -34,3 +34,7 @@ class AbortReason(enum.IntEnum):
     SLOW_CONSUMER = 5
     """The API process no longer takes what is sent to it."""
     ADMINISTRATIVE = 6
+    OVER_BUDGET = 7
+    """Its answer, which is sent at once, takes more memory than there is for it."""
+    SLOW_READER = 8
+    """The client takes nothing of what it is sent."""

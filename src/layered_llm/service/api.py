@@ -145,6 +145,8 @@ def _http_settings(settings: Settings) -> HttpSettings:
         max_unfinished_body_bytes_per_client=(
             settings.max_unfinished_body_bytes_per_client or CLIENT_BODIES * settings.max_body_bytes
         ),
+        max_unsent_answer_bytes=settings.max_unsent_answer_bytes,
+        max_unsent_answer_bytes_per_client=settings.max_unsent_answer_bytes_per_client,
         body_timeout_s=BODY_TIMEOUT_S,
         retry_after_s=RETRY_AFTER_S,
         has_vllm_metrics=settings.metrics_prefix == "vllm",

@@ -112,6 +112,19 @@ class Settings:
         group="http",
         low=1,
     )
+    max_unsent_answer_bytes: int = _setting(
+        "memory of one API process for answers that are not streamed, while they grow; what exceeds it is answered with 503",
+        default=256 * 1024 * 1024,
+        group="http",
+        low=1,
+    )
+    max_unsent_answer_bytes_per_client: int = _setting(
+        "the same of one API key's name, or of one address where no key is needed; answered with 429, and with 400 where one "
+        "answer exceeds it alone",
+        default=64 * 1024 * 1024,
+        group="http",
+        low=1,
+    )
     certfile: str | None = _setting(
         "certificate in PEM, with the chain behind it, for https and HTTP/2; needs --keyfile",
         default=None,

@@ -1,6 +1,5 @@
 import json
 import logging
-from collections.abc import Callable
 
 import attrs
 import pytest
@@ -14,7 +13,6 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase
-from layered_llm.domain.stream import SampledLogprob, TokenLogprob
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.public_ids import public_id, request_of
@@ -268,23 +266,3 @@ def test_a_public_id_names_its_request() -> None:
 
     assert [request_of(public_id(prefix, request)) for prefix in ("chatcmpl", "cmpl")] == [request] * 2
     assert [request_of(text) for text in ("", "chatcmpl-", "chatcmpl-12", "resp-0000000000000001")] == [None] * 4
-
-
-@pytest.mark.parametrize(("tokens", "threads"), [(500, 0), (501, 1)])
-async def test_many_log_probabilities_are_worded_in_a_thread(
-    tokens: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_sync, in_threads = trio.to_thread.run_sync, list[object]()
-
-    async def recording(word: Callable[[], object], **options: object) -> object:
-        in_threads.append(word)
-        return await run_sync(word, **options)  # type: ignore[arg-type]  # passed on as they came
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", recording)
-    one = SampledLogprob(token_id=7, token=b"a", logprob=-1.0, top=(TokenLogprob(token_id=7, token=b"a", logprob=-1.0),))
-    delta = text_delta("a" * tokens, token_ids=(7,) * tokens, logprobs=(one,) * tokens, finish_reason=FinishReason.STOP)
-
-    exchange = await post(application(FakeEngine(answering(delta, ended()))), COMPLETIONS, {"prompt": "x", "logprobs": 1})
-
-    assert ["a"] * tokens == exchange.json()["choices"][0]["logprobs"]["tokens"]
-    assert threads == len(in_threads)

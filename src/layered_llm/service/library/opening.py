@@ -27,7 +27,8 @@ from layered_llm.service.settings_sources import closest
 _OF_A_SERVER: Final = frozenset(
     {
         "any_model_name", "drain_timeout_s", "first_token_timeout_s", "heartbeat_interval_s", "host", "idle_timeout_s",
-        "max_body_bytes", "max_unfinished_body_bytes", "max_unfinished_body_bytes_per_client", "port", "served_model_name",
+        "max_body_bytes", "max_unfinished_body_bytes", "max_unfinished_body_bytes_per_client", "max_unsent_answer_bytes",
+        "max_unsent_answer_bytes_per_client", "port", "served_model_name",
     }
 )  # fmt: skip
 """Settings that mean nothing without HTTP."""

@@ -6,8 +6,9 @@ Invariants: a choice's index is prompt * n + choice. Each choice has at most one
 and exactly one ending unless the request failed; after a failure nothing but the error follows.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final, assert_never
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, assert_never
 
 import attrs
 
@@ -17,12 +18,17 @@ from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob,
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError, queue_timeout, request_failed
 from layered_llm.transport.http.openai_schema import responses
-from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text
+from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text, prompt_object
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
 
 MOST_LOGPROBS_AT_ONCE: Final = 1000
 """Some 4 ms of wording and encoding."""
+_TOKENS_OF_A_PIECE: Final = 48
+"""With 20 likeliest tokens beside each as many as above."""
+_TOKEN_BYTES: Final = 40
+_LOGPROB_BYTES: Final = 250
+"""Of the objects that are kept, and of what is written from them, as measured."""
 
 
 @attrs.frozen(kw_only=True)
@@ -145,20 +151,27 @@ class StreamedAnswer:
     def is_complete(self) -> bool:
         return self._tally.is_complete
 
-    def encode(self, batch: Batch) -> bytes:
-        """All that `batch` brings, and the end of the stream when the batch completes it."""
-        return b"".join(self._events(batch)) + (self._ending() if self.is_complete else b"")
-
-    def _events(self, batch: Batch) -> Iterator[bytes]:
+    def encode(self, batch: Batch) -> Iterator[bytes]:
+        """All that `batch` brings, and the end of the stream when the batch completes it, in pieces of bounded work."""
+        logprobs, events = 0, list[bytes]()
         for prompt, event in batch:
             match event:
                 case ChoiceDelta():
                     self._tally.note_delta(event)
-                    yield from self._delta(prompt * self._plan.choices_per_prompt + event.choice, event)
+                    index = prompt * self._plan.choices_per_prompt + event.choice
+                    for portion in portions(event, echoes=self._plan.echoes_logprobs):
+                        events.extend(self._delta(index, portion))
+                        logprobs += logprob_count(portion)
+                        if logprobs >= MOST_LOGPROBS_AT_ONCE:
+                            yield b"".join(events)
+                            logprobs, events = 0, []
                 case RequestEnded():
                     self._tally.note_end(event)
                 case _ as unreachable:
                     assert_never(unreachable)
+        if self.is_complete:
+            events.append(self._ending())
+        yield b"".join(events)
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[bytes]:
         self._completion_tokens += len(delta.token_ids)
@@ -212,7 +225,42 @@ class StreamedAnswer:
 
 def logprob_count(delta: ChoiceDelta) -> int:
     """How many log probabilities it has, those of the likeliest tokens counted."""
+    if not (delta.logprobs or delta.prompt_logprobs):
+        return 0
     return sum(1 + len(one.top) for one in (*delta.prompt_logprobs, *delta.logprobs))
+
+
+def kept_bytes(batch: Batch) -> int:
+    """About what it takes to keep `batch`."""
+    deltas = [event for _, event in batch if isinstance(event, ChoiceDelta)]
+    return sum(
+        len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * logprob_count(delta) for delta in deltas
+    )
+
+
+def portions(delta: ChoiceDelta, *, echoes: bool) -> Iterable[ChoiceDelta]:
+    """`delta`, divided where its log probabilities are more than should be worded at once: the text comes with the first."""
+    count = logprob_count(delta)
+    return (delta,) if count <= MOST_LOGPROBS_AT_ONCE else _divided(delta, count, delta.prompt_logprobs if echoes else ())
+
+
+def _divided(delta: ChoiceDelta, count: int, echoed: Sequence[SampledLogprob]) -> Iterator[ChoiceDelta]:
+    tokens = (*echoed, *delta.logprobs)
+    size = max(1, MOST_LOGPROBS_AT_ONCE * len(tokens) // count)
+    for place in range(0, max(1, len(tokens)), size):
+        portion, is_first, is_last = tokens[place : place + size], not place, place + size >= len(tokens)
+        first, behind = (max(0, end - len(echoed)) for end in (place, place + size))
+        is_echo = is_first and bool(echoed)
+        yield attrs.evolve(
+            delta,
+            text=delta.text if is_first else "",
+            token_ids=delta.token_ids[first : None if is_last else behind],
+            # Of an echo only the very first token has no probability.
+            logprobs=() if is_echo else portion,
+            prompt_logprobs=portion if is_echo else (),
+            finish_reason=delta.finish_reason if is_last else FinishReason.RUNNING,
+            matched_stop=delta.matched_stop if is_last else None,
+        )
 
 
 def failure(error: ApiError) -> bytes:
@@ -273,28 +321,73 @@ class WholeAnswer:
         choice.prompt_logprobs.extend(delta.prompt_logprobs)
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
-    def body(self) -> bytes | ApiError:
-        """The encoded `result`."""
-        result = self.result()
-        if isinstance(result, ApiError):
-            return result
-        return sse.to_json_in_pieces(result) if self.is_long else sse.to_json(result)
+    @property
+    def error(self) -> ApiError | None:
+        """Why there is no response, known when complete."""
+        return self._tally.error
 
-    def result(self) -> Json | ApiError:
-        """The response's object, or why there is none; call it when complete."""
-        if self._tally.error is not None:
-            return self._tally.error
+    def pieces(self) -> Iterator[bytes]:
+        """The response's JSON in pieces of bounded work, empty ones included; what is written is not kept."""
+        if not self.is_long:
+            yield sse.to_json(self._result())
+            return
+        yield from sse.json_pieces(self._result())
+
+    def _result(self) -> Json:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         body = self._plan.body(responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage))
         if not self._plan.tells_prompts:
             return body
-        return responses.with_prompt_logprobs(self._plan.shape, body, [choice.prompt_logprobs for choice in self._choices])
+        prompts = [self._told_prompt(choice) for choice in self._choices]
+        return responses.with_prompts(self._plan.shape, body, "prompt_logprobs", prompts)
+
+    def _told_prompt(self, choice: _GrowingChoice) -> object:
+        prompt = choice.prompt_logprobs
+        return sse.Written(partial(_prompt_pieces, prompt)) if self.is_long else prompt_object(prompt)
 
     def _whole(self, index: int, choice: _GrowingChoice) -> Json:
         name = responses.finish_reason_name(choice.finish_reason)
         if name is None:
             raise InvariantViolated(f"request ended without an error while choice {index} was {choice.finish_reason.name}")
         shape = self._plan.shape
-        logprobs = self._plan.logprobs(self._plan.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
+        logprobs: Any
+        if self.is_long:
+            logprobs = sse.Written(partial(self._logprob_pieces, choice))
+        else:
+            logprobs = self._plan.logprobs(self._plan.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
         whole = shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)
         return self._plan.choice(whole, choice.token_ids)
+
+    def _logprob_pieces(self, choice: _GrowingChoice) -> Iterator[bytes]:
+        echoed = choice.prompt_logprobs if self._plan.echoes_logprobs else ()
+        tokens = [*echoed, *choice.logprobs]
+        writer, lists = self._plan.start_logprobs(), dict[str, bytearray | None]()
+        choice.logprobs = []
+        for place in range(0, len(tokens), _TOKENS_OF_A_PIECE):
+            portion = tokens[place : place + _TOKENS_OF_A_PIECE]
+            # Of an echo only the very first token has no probability.
+            written = writer.write((), portion) if echoed and not place else writer.write(portion)
+            for name, items in written.items():
+                _append_items(lists, name, items)
+            yield b""
+        yield sse.to_json(None) if not tokens else b"{%b}" % b",".join(map(_member, lists, lists.values()))
+
+
+def _append_items(lists: dict[str, bytearray | None], name: str, items: list[object] | None) -> None:
+    if items is None:
+        lists[name] = None
+        return
+    known = lists.get(name) or bytearray()
+    known += (b"," if known else b"") + sse.to_json(items)[1:-1]
+    lists[name] = known
+
+
+def _member(name: str, items: bytearray | None) -> bytes:
+    return sse.to_json(name) + b":" + (b"null" if items is None else b"[%b]" % bytes(items))
+
+
+def _prompt_pieces(prompt: Sequence[SampledLogprob]) -> Iterator[bytes]:
+    for place in range(0, len(prompt), _TOKENS_OF_A_PIECE):
+        told = prompt_object(prompt[place - 1 : place + _TOKENS_OF_A_PIECE] if place else prompt[:_TOKENS_OF_A_PIECE])
+        yield (b"," if place else b"[") + sse.to_json(told[1:] if place else told)[1:-1]
+    yield b"]" if prompt else b"[]"

@@ -165,6 +165,15 @@ def no_memory(message: str, retry_after_s: int) -> ApiError:
     )
 
 
+def answer_too_large(limit_bytes: int) -> ApiError:
+    """Whenever it is asked again, it will not fit."""
+    message = (
+        f"The answer takes more than {limit_bytes} bytes before it is complete; ask for fewer choices, tokens or log "
+        "probabilities, or for a stream."
+    )
+    return bad_request(message, param="stream", code="answer_too_large")
+
+
 def slow_body(slowest_bytes_per_s: int, patience_s: float) -> ApiError:
     message = f"The body came slower than {slowest_bytes_per_s} bytes per second for {patience_s:g} s."
     return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=TIMEOUT, message=message, code="slow_body")

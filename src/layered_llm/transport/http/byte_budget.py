@@ -36,6 +36,9 @@ class ByteBudget:
         """The limit of one account."""
         return self._account_bytes
 
+    def held_by(self, account: str) -> int:
+        return self._accounts.get(account, 0)
+
     def open(self, account: str) -> "ByteHold":
         """A hold of nothing yet."""
         return ByteHold(self, account)
@@ -72,6 +75,11 @@ class ByteHold:
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its account holds nothing but this."""
+        return self._budget.held_by(self._account) == self._held_bytes
 
     def take(self, count: int) -> Over | None:
         """Holds `count` bytes more, or says which limit has no room for them."""

@@ -4,6 +4,7 @@ Must not know: routes.
 """
 
 from collections.abc import Callable
+from typing import assert_never
 
 import attrs
 
@@ -13,6 +14,7 @@ from layered_llm.domain.placement import Placement
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
@@ -36,6 +38,13 @@ class HttpContext:
     """A new random id for each request that brings none."""
     draw_seed: Callable[[], int]
     """A fresh 63-bit seed for each request that names none."""
+    answers: ByteBudget = attrs.field(
+        default=attrs.Factory(
+            lambda self: ByteBudget(self.settings.max_unsent_answer_bytes, self.settings.max_unsent_answer_bytes_per_client),
+            takes_self=True,
+        )
+    )
+    """Whole answers as they grow."""
     fair_work: FairWork = attrs.field(factory=FairWork)
     """Large bodies are parsed and written one after the other, by turns between accounts: several would share one interpreter
     lock, and so only take more memory."""
@@ -64,6 +73,19 @@ class HttpContext:
         if asked in names or self.settings.any_model_name:
             return asked
         return api_error.model_not_found(asked, names)
+
+    def no_room_for_answer(self, over: Over, kept: ByteHold) -> ApiError:
+        """The error of an answer that does not fit beside the others, or that never will."""
+        match over:
+            case Over.ACCOUNT if kept.is_alone:
+                return api_error.answer_too_large(self.answers.account_bytes)
+            case Over.ACCOUNT:
+                message = f"The answers that this client waits for exceed {self.answers.account_bytes} bytes."
+                return api_error.too_many_bytes(message, self.settings.retry_after_s)
+            case Over.PROCESS:
+                return api_error.no_memory("The server has no room for another whole answer.", self.settings.retry_after_s)
+            case _ as unreachable:
+                assert_never(unreachable)
 
     def patience(self) -> Patience:
         """How long a new response waits for the engine."""

@@ -8,9 +8,9 @@ queued the request; from then on every failure is an event of the stream, follow
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import attrs
 import trio
@@ -22,12 +22,13 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http import api_error, sse
-from layered_llm.transport.http.answer import failure
+from layered_llm.transport.http.answer import failure, kept_bytes
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.engine_port import EngineLost, EngineStream
+from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply
 from layered_llm.transport.http.sources import Batch, EventSource, Quiet, next_batch, open_source
@@ -35,6 +36,8 @@ from layered_llm.transport.http.sources import Batch, EventSource, Quiet, next_b
 logger = logging.getLogger(__name__)
 
 Streams = tuple[EngineStream, ...]
+_PIECE_COST: Final = 10_000
+"""Of a piece of an answer, in bytes of a body that takes as long to parse."""
 
 
 class Asked(Protocol):
@@ -64,8 +67,11 @@ class Answer(Protocol):
 class StreamAnswer(Answer, Protocol):
     """One that is sent as it grows."""
 
-    def encode(self, batch: Batch) -> bytes:
-        """All that `batch` brings as server-sent events, and the end of the stream when the batch completes the answer."""
+    def encode(self, batch: Batch) -> Iterator[bytes]:
+        """All that `batch` brings as server-sent events, and the end of the stream when the batch completes the answer.
+
+        In pieces of bounded work, empty ones included.
+        """
 
 
 class WholeAnswer(Answer, Protocol):
@@ -76,10 +82,14 @@ class WholeAnswer(Answer, Protocol):
 
     @property
     def is_long(self) -> bool:
-        """Whether `body` takes so long that other responses would feel it."""
+        """Whether `pieces` are many, so that other responses would feel them."""
 
-    def body(self) -> bytes | ApiError:
-        """The response body, as JSON, or why there is none; called when complete, from any thread."""
+    @property
+    def error(self) -> ApiError | None:
+        """Why there is no response, known when complete."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """The response body, as JSON, of a complete answer without an error; in pieces of bounded work, empty ones included."""
 
 
 @attrs.frozen
@@ -203,25 +213,49 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
 
 async def _whole(context: HttpContext, exchange: Exchange, begun: Begun, answer: WholeAnswer) -> Response:
     try:
-        while not answer.is_complete:
-            match await next_batch(begun.source, context.drain, begun.patience, math.inf):
-                case Quiet.OVERDUE:
-                    _close(begun.streams, AbortReason.TIMEOUT)
-                    return error_reply(begun.patience.error())
-                case Quiet.DRAINED | Quiet.SILENCE:
-                    _close(begun.streams, AbortReason.SHUTDOWN)
-                    return error_reply(context.shutting_down())
-                case batch:
-                    answer.add(batch)
+        error = await _complete(context, exchange, begun, answer) or answer.error
     except EngineLost as why:
-        return error_reply(context.lost(why))
-    body = await _long_body(context, exchange, answer) if answer.is_long else answer.body()
-    return error_reply(body) if isinstance(body, ApiError) else Response(body, content_type=JSON_TYPE)
+        error = context.lost(why)
+    if error is not None:
+        return error_reply(error)
+    if not answer.is_long:
+        return Response(b"".join(answer.pieces()), content_type=JSON_TYPE)
+    response = Response(_long_body(context.fair_work, exchange.account, answer.pieces()), content_type=JSON_TYPE)
+    response.timeout = None
+    return response
 
 
-async def _long_body(context: HttpContext, exchange: Exchange, answer: WholeAnswer) -> bytes | ApiError:
-    async with context.fair_work.turn(exchange.account, 1):
-        return await context.fair_work.in_thread(answer.body)
+async def _complete(context: HttpContext, exchange: Exchange, begun: Begun, answer: WholeAnswer) -> ApiError | None:
+    """Gives `answer` all that comes, or says why that ended before."""
+    kept = context.answers.open(exchange.account)
+    exchange.owner.callback(kept.release)
+    while not answer.is_complete:
+        match await next_batch(begun.source, context.drain, begun.patience, math.inf):
+            case Quiet.OVERDUE:
+                _close(begun.streams, AbortReason.TIMEOUT)
+                return begun.patience.error()
+            case Quiet.DRAINED | Quiet.SILENCE:
+                _close(begun.streams, AbortReason.SHUTDOWN)
+                return context.shutting_down()
+            case batch if (over := kept.take(kept_bytes(batch))) is not None:
+                _close(begun.streams, AbortReason.OVER_BUDGET)
+                return context.no_room_for_answer(over, kept)
+            case batch:
+                answer.add(batch)
+    return None
+
+
+async def _long_body(fair_work: FairWork, account: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Written while it is sent, by turns between accounts, and no further than it is taken."""
+    # Holds nothing across a yield: a generator that was never started runs no finally.
+    while True:
+        async with fair_work.turn(account, _PIECE_COST):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        await trio.lowlevel.checkpoint()
+        if piece:
+            yield piece
 
 
 def _streamed(context: HttpContext, begun: Begun, answer: StreamAnswer) -> Response:
@@ -244,10 +278,13 @@ class _StreamWriter:
     _begun: Begun
     _answer: StreamAnswer
     _failed: bool = attrs.field(init=False, default=False)
+    _pieces: Iterator[bytes] = attrs.field(init=False, factory=lambda: iter(()))
+    """What is still to be sent of the last batch."""
+    _next: bytes | None = attrs.field(init=False, default=None)
 
     @property
     def is_done(self) -> bool:
-        return self._failed or self._answer.is_complete
+        return self._failed or (self._answer.is_complete and self._next is None)
 
     async def next_bytes(self) -> bytes:
         """What to send next; a failure becomes the stream's last words."""
@@ -264,6 +301,9 @@ class _StreamWriter:
                 _close(self._begun.streams, AbortReason.CLIENT_GONE)
 
     async def _next_bytes(self) -> bytes:
+        if self._next is not None:
+            await trio.lowlevel.checkpoint()
+            return self._take_piece()
         heartbeat_s = self._context.settings.heartbeat_interval_s
         batch = await next_batch(self._begun.source, self._context.drain, self._begun.patience, heartbeat_s)
         match batch:
@@ -276,7 +316,14 @@ class _StreamWriter:
                 _close(self._begun.streams, AbortReason.SHUTDOWN)
                 return self._fail(self._context.shutting_down())
             case _:
-                return self._answer.encode(batch)
+                self._pieces = self._answer.encode(batch)
+                return self._take_piece()
+
+    def _take_piece(self) -> bytes:
+        """The next piece of the batch; the one behind it is made ready, so that the last one is known as the last."""
+        piece = next(self._pieces, b"") if self._next is None else self._next
+        self._next = next(self._pieces, None)
+        return piece
 
     def _fail(self, error: ApiError) -> bytes:
         self._failed = True

@@ -45,6 +45,10 @@ class HttpSettings:
     """Bodies that are not parsed yet, of all clients of this process."""
     max_unfinished_body_bytes_per_client: int = 64 << 20
     """The same of one API key, or of one address where no key is needed."""
+    max_unsent_answer_bytes: int = 256 << 20
+    """Answers that are sent at once, while they grow, of all clients of this process."""
+    max_unsent_answer_bytes_per_client: int = 64 << 20
+    """The same of one API key, or of one address where no key is needed."""
     retry_after_s: int
     """When a refused client may try again."""
     first_token_timeout_s: float = math.inf

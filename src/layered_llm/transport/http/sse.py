@@ -6,7 +6,7 @@ Source: WHATWG HTML, "Server-sent events". JSON has no raw line break, so one `d
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 import attrs
@@ -23,6 +23,9 @@ HEADERS: Final[Mapping[str, str]] = {
 
 _PIECE_ITEMS: Final = 64
 """Some 2 ms of encoding, where each is a token with 20 others beside it."""
+
+_MOST_PLAIN_ITEMS: Final = 4096
+"""Of numbers and the like."""
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 
@@ -44,6 +47,40 @@ def to_json_in_pieces(value: object) -> bytes:
             return b"[" + b",".join(to_json(value[place : place + _PIECE_ITEMS])[1:-1] for place in places) + b"]"
         case _:
             return to_json(value)
+
+
+@attrs.frozen
+class Written:
+    """A member of a value that is encoded piece by piece, when it is reached; an empty piece is a place to pause."""
+
+    pieces: Callable[[], Iterator[bytes]]
+
+
+def json_pieces(value: object) -> Iterator[bytes]:
+    """Compact UTF-8 JSON of a value that may hold `Written` ones, each piece some 2 ms of work at most."""
+    match value:
+        case Written():
+            yield from value.pieces()
+        case dict():
+            yield b"{"
+            for place, (name, item) in enumerate(value.items()):
+                yield (b"," if place else b"") + to_json(name) + b":"
+                yield from json_pieces(item)
+            yield b"}"
+        case list() if any(isinstance(item, dict | Written) for item in value[:1]):
+            yield b"["
+            for place, item in enumerate(value):
+                if place:
+                    yield b","
+                yield from json_pieces(item)
+            yield b"]"
+        case list() if len(value) > _MOST_PLAIN_ITEMS:
+            yield b"["
+            for place in range(0, len(value), _MOST_PLAIN_ITEMS):
+                yield (b"," if place else b"") + to_json(value[place : place + _MOST_PLAIN_ITEMS])[1:-1]
+            yield b"]"
+        case _:
+            yield to_json(value)
 
 
 def event(value: object) -> bytes:

@@ -7,7 +7,7 @@ that the last one is the whole; a choice's finish reason is told with the counts
 of the prompt have ended. After a failure nothing but the error follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, assert_never
 
 import attrs
@@ -99,12 +99,20 @@ class NativeAnswer:
     def is_long(self) -> bool:
         return self._logprobs > MOST_LOGPROBS_AT_ONCE
 
-    def encode(self, batch: Batch) -> bytes:
+    def encode(self, batch: Batch) -> Iterator[bytes]:
         """An event for each choice that has news, and the end of the stream when the batch completes it."""
         changed = self.add(batch)
         if self._tally.error is not None:
-            return failure(self._tally.error) if self.is_complete else b""
-        return b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
+            yield failure(self._tally.error) if self.is_complete else b""
+            return
+        if self._plan.logprobs is None:
+            yield b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
+            return
+        for index in changed:
+            yield from self._caught_up(self._choices[index])
+            yield sse.framed(self._event(index))
+        if self.is_complete:
+            yield sse.DONE
 
     def add(self, batch: Batch) -> Sequence[int]:
         """The indices of the choices that have news, in their order."""
@@ -126,12 +134,24 @@ class NativeAnswer:
                     assert_never(unreachable)
         return sorted(changed)
 
-    def body(self) -> bytes | ApiError:
-        """The response body, or why there is none; call it when complete."""
-        if self._tally.error is not None:
-            return self._tally.error
-        told = [self._told(choice) for choice in self._choices]
-        return b"[%b]" % b",".join(told) if self._plan.is_batch else told[0]
+    @property
+    def error(self) -> ApiError | None:
+        """Why there is no response, known when complete."""
+        return self._tally.error
+
+    def pieces(self) -> Iterator[bytes]:
+        """The response's JSON in pieces of bounded work, empty ones included; what is written is not kept."""
+        for place, choice in enumerate(self._choices):
+            yield from self._caught_up(choice)
+            told = self._told(choice)
+            choice.logprobs = None
+            yield (b"[" if not place else b",") + told if self._plan.is_batch else told
+        if self._plan.is_batch:
+            yield b"]"
+
+    def _caught_up(self, choice: _Choice) -> Iterator[bytes]:
+        while choice.logprobs is not None and choice.logprobs.encode_some():
+            yield b""
 
     def _event(self, index: int) -> bytes:
         return self._told(self._choices[index], **({"index": index} if self._plan.is_batch else {}))

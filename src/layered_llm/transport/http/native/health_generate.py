@@ -5,6 +5,7 @@ Must not know: JSON names of a request, how the engine is reached.
 Unlike `/health` it waits its turn and is computed, so that it also finds an engine that is alive and does nothing.
 """
 
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Final
 
@@ -76,5 +77,9 @@ class _OneToken:
             else:
                 self._tally.note_end(event)
 
-    def body(self) -> bytes | ApiError:
-        return sse.to_json({"status": "ok"}) if self._tally.error is None else self._tally.error
+    @property
+    def error(self) -> ApiError | None:
+        return self._tally.error
+
+    def pieces(self) -> Iterator[bytes]:
+        yield sse.to_json({"status": "ok"})

@@ -12,14 +12,13 @@ from typing import Any, Final, Protocol, assert_never
 import attrs
 
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import SampledLogprob, Usage
+from layered_llm.domain.stream import Usage
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     LogprobWriter,
     Naming,
-    prompt_object,
 )
 from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
@@ -154,11 +153,6 @@ def with_prompts(shape: Shape, body: Json, name: str, prompts: Sequence[object])
     if not shape.has_prompt_by_choice:
         return {**body, name: prompts[0]}
     return {**body, "choices": [{**choice, name: one} for choice, one in zip(body["choices"], prompts, strict=True)]}
-
-
-def with_prompt_logprobs(shape: Shape, response: Json, prompts: Sequence[Sequence[SampledLogprob]]) -> Json:
-    """`response` with the log probabilities of the prompt of each choice."""
-    return with_prompts(shape, response, "prompt_logprobs", [prompt_object(prompt) for prompt in prompts])
 
 
 def with_prompt_ids(shape: Shape, body: Json, prompts: Sequence[Sequence[int]]) -> Json:
