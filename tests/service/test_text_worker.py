@@ -1,3 +1,4 @@
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -5,28 +6,32 @@ from trio.testing import MockClock
 from layered_llm.domain.columns import pack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.domain.ids import ApiId, StepId
+from layered_llm.domain.ids import ApiId, RequestId, StepId
 from layered_llm.domain.messages.api_text import (
     Abort,
     Accepted,
     Detokenize,
     Detokenized,
     Rejected,
+    Submit,
     TextEmitted,
     Tokenize,
 )
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, StateQuery, StateReport, Stop
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
+from layered_llm.domain.placement import Placement
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
-from layered_llm.service.text_worker import LONG_PREPARATIONS
+from layered_llm.service.text_worker import HUGE_WORK_CHARS
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.text.core import Outcome, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
-from support.service_ends import ADDRESSES, LIMITS, finished, submit, text_ends, tokens
+from support.service_ends import ADDRESSES, LIMITS, TextEnds, finished, submit, text_ends, tokens
 
 API, OTHER = ApiId(1), ApiId(2)
+SHORT = "x" * LONG_WORK_CHARS
 LONG = "x" * (LONG_WORK_CHARS + 1)
+HUGE = "x" * (HUGE_WORK_CHARS + 1)
 
 
 async def prepare_at_once(work: Work) -> Outcome:
@@ -47,6 +52,16 @@ class Workshop:
         return work.run()
 
 
+def placed(api: ApiId, counter: int, text: str, tenant: str) -> Submit:
+    return attrs.evolve(submit(api, counter, text), placement=Placement(tenant=tenant))
+
+
+async def admitted(ends: TextEnds, count: int) -> list[RequestId]:
+    """The next requests that the scheduler hears of."""
+    orders = [await ends.ordered() for _ in range(count)]
+    return [order.request for order in orders if isinstance(order, Admit)]
+
+
 async def test_a_submit_becomes_an_admit_and_its_queued_an_accepted(autojump_clock: MockClock) -> None:
     async with text_ends(API, prepare_long=prepare_at_once) as ends:
         message = submit(API, 1)
@@ -64,28 +79,76 @@ async def test_tokens_become_text_and_are_acknowledged(autojump_clock: MockClock
         await ends.apis[API].send(message)
         await ends.ordered()
         ends.answer(Queued(request=message.request), tokens(1, [(message.request, 0, ord("a"))]))
-        _accepted, emitted = await ends.apis[API].receive()
+        taken = list(await ends.apis[API].receive())
+        while len(taken) < 2:
+            taken.extend(await ends.apis[API].receive())
+        _accepted, emitted = taken
 
         assert isinstance(emitted, TextEmitted)
         assert ("a",) == emitted.texts
         assert StepsTaken(step=StepId(1)) == await ends.ordered()
 
 
-async def test_long_prompts_are_prepared_aside_a_few_at_a_time(autojump_clock: MockClock) -> None:
+async def test_a_long_prompt_is_prepared_aside_and_short_ones_go_on(autojump_clock: MockClock) -> None:
     workshop = Workshop()
     async with text_ends(API, prepare_long=workshop.prepare) as ends:
-        for counter in range(LONG_PREPARATIONS + 1):
+        for counter in range(2):
             await ends.apis[API].send(submit(API, counter, LONG))
         await ends.apis[API].send(submit(API, 9))
         short = await ends.ordered()
 
         assert isinstance(short, Admit)
         assert submit(API, 9).request == short.request
-        assert LONG_PREPARATIONS == workshop.begun
+        assert 1 == workshop.begun
 
         workshop.go.set()
-        admitted = [await ends.ordered() for _ in range(LONG_PREPARATIONS + 1)]
-        assert all(isinstance(order, Admit) for order in admitted)
+        assert [submit(API, counter).request for counter in range(2)] == await admitted(ends, 2)
+
+
+@pytest.mark.parametrize("flood", [SHORT, LONG, HUGE], ids=["short", "long", "huge"])
+async def test_a_tenant_that_floods_delays_another_by_a_turn(autojump_clock: MockClock, flood: str) -> None:
+    async with text_ends(API, OTHER, prepare_long=prepare_at_once, is_sized=False) as ends:
+        for counter in range(20):
+            await ends.apis[API].send(placed(API, counter, flood, "flooder"))
+        await ends.apis[OTHER].send(placed(OTHER, 0, flood, "other"))
+        ends.order(EngineSized(limits=attrs.evolve(LIMITS, context_tokens=2 * HUGE_WORK_CHARS)))
+        order = await admitted(ends, 21)
+
+        assert order.index(placed(OTHER, 0, "", "").request) <= 2
+
+
+async def test_questions_take_turns_as_requests_do(autojump_clock: MockClock) -> None:
+    async with text_ends(API, OTHER, prepare_long=prepare_at_once, is_sized=False) as ends:
+        for counter in range(20):
+            question = Tokenize(request=submit(API, counter).request, prompt=Prompt.of_text(LONG), tenant="flooder")
+            await ends.apis[API].send(question)
+        await ends.apis[OTHER].send(placed(OTHER, 0, LONG, "other"))
+        ends.order(EngineSized(limits=LIMITS))
+        await ends.ordered()
+
+        answers = await ends.apis[API].receive()
+        assert len(answers) <= 4
+
+
+async def test_a_prompt_is_not_delayed_by_much_longer_ones(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare) as ends:
+        for counter in range(2):
+            await ends.apis[API].send(submit(API, counter, HUGE))
+        await ends.apis[API].send(submit(API, 9, LONG))
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert 2 == workshop.begun
+        workshop.go.set()
+
+
+async def test_more_short_prompts_than_fit_between_two_checkpoints_are_all_prepared(autojump_clock: MockClock) -> None:
+    async with text_ends(API, prepare_long=prepare_at_once, is_sized=False) as ends:
+        for counter in range(20):
+            await ends.apis[API].send(submit(API, counter, SHORT))
+        ends.order(EngineSized(limits=LIMITS))
+
+        assert [submit(API, counter).request for counter in range(20)] == await admitted(ends, 20)
 
 
 async def test_a_request_that_is_aborted_while_it_is_prepared_is_never_admitted(autojump_clock: MockClock) -> None:
@@ -110,22 +173,37 @@ async def test_a_question_is_answered_by_the_worker_itself(autojump_clock: MockC
         assert (Detokenized(request=request, text="hi"),) == await ends.apis[API].receive()
 
 
-async def test_work_that_nobody_waits_for_any_more_is_not_begun(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("end", ["abort", "death"])
+async def test_work_that_nobody_waits_for_any_more_is_not_begun(autojump_clock: MockClock, end: str) -> None:
     workshop = Workshop()
-    left = submit(API, 9).request
-    async with text_ends(API, prepare_long=workshop.prepare) as ends:
-        for counter in range(LONG_PREPARATIONS):
-            await ends.apis[API].send(submit(API, counter, LONG))
+    left = submit(OTHER, 9).request
+    async with text_ends(API, OTHER, prepare_long=workshop.prepare) as ends:
+        await ends.apis[API].send(submit(API, 0, LONG))
         await trio.testing.wait_all_tasks_blocked()
-        await ends.apis[API].send(Tokenize(request=left, prompt=Prompt.of_text(LONG)))
-        await ends.apis[API].send(Abort(request=left, reason=AbortReason.CLIENT_GONE))
+        await ends.apis[OTHER].send(Tokenize(request=left, prompt=Prompt.of_text(LONG)))
+        await trio.testing.wait_all_tasks_blocked()
+        if end == "abort":
+            await ends.apis[OTHER].send(Abort(request=left, reason=AbortReason.CLIENT_GONE))
+        else:
+            ends.order(ApiDied(api=OTHER))
         await trio.testing.wait_all_tasks_blocked()
         workshop.go.set()
-        for _ in range(LONG_PREPARATIONS):
-            await ends.ordered()
+        await ends.ordered()
         await trio.testing.wait_all_tasks_blocked()
 
-        assert LONG_PREPARATIONS == workshop.begun
+        assert 1 == workshop.begun
+
+
+async def test_a_submit_whose_abort_is_already_there_is_not_prepared(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare, is_sized=False) as ends:
+        left = submit(API, 1, LONG)
+        await ends.apis[API].send(left)
+        await ends.apis[API].send(Abort(request=left.request, reason=AbortReason.CLIENT_GONE))
+        ends.order(EngineSized(limits=LIMITS))
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert 0 == workshop.begun
 
 
 async def test_an_api_that_takes_nothing_loses_its_requests_and_nobody_else_waits(autojump_clock: MockClock) -> None:

@@ -352,4 +352,4 @@ def test_greedy_is_temperature_zero(temperature: float) -> None:
     ],
 )
 def test_long_work_is_known_beforehand(prompt: Prompt, stop: tuple[str, ...], is_long: bool) -> None:
-    assert is_long == CoreBench.of(FILES).begin(prompt, stop=stop).is_long
+    assert is_long == (CoreBench.of(FILES).begin(prompt, stop=stop).cost_chars > LONG_WORK_CHARS)

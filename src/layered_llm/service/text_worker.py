@@ -1,4 +1,4 @@
-"""The loop around the text core: moves messages between its three links, and long preparations into a thread.
+"""The loop around the text core: moves messages between its three links, and long preparations into threads.
 
 Must not know: what a message means, processes, sockets.
 """
@@ -12,7 +12,7 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import ApiId
+from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import (
     Abort,
@@ -35,14 +35,20 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.service.fair_places import FairPlaces, Place
 from layered_llm.service.reports import text_report
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.text.core import Outcome, Outgoing, TextCore, Work
+from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 
-LONG_PREPARATIONS: Final = 2
-"""At a time; more would take the cores from the runtime."""
+HUGE_WORK_CHARS: Final = 64_000
+"""Some 30 ms of tokenizing, 150 ms of the dearest text. What costs more waits for its like only, and delays nothing shorter."""
+_SHORT_WORK_CHARS: Final = 200
+"""Taking a message and sending on what came of it, as so many characters to tokenize."""
+
+_GONE: Final = "the request is gone"
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +73,13 @@ class TextWorker:
     _to_supervisor: Outbox[EngineToSupervisor]
     _prepare_long: "PrepareLong"
     """Runs a preparation that would stall every stream of this worker."""
-    _preparing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(LONG_PREPARATIONS))
+    _short: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
+    """For what is done on the loop, when more came at once than it may do between two checkpoints."""
+    _long: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
+    _huge: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
+    """Both in threads; more of them would take the cores from the runtime."""
+    _aside: dict[RequestId, trio.CancelScope] = attrs.field(factory=dict)
+    """Around the work that waits for a place or has one."""
     _owed: dict[ApiId, list[TextToApi]] = attrs.field(factory=dict)
     """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
 
@@ -103,6 +115,7 @@ class TextWorker:
                     case ApiDied(api=api):
                         self._owed.pop(api, None)
                         self._send(core, core.api_gone(api, AbortReason.PEER_DIED))
+                        self._leave_unwanted(core)
                     case StateQuery(query=query):
                         report = text_report(core.statistics(), core.check(), query=query, index=self._index, pid=self._pid)
                         self._to_supervisor.emit(report)
@@ -115,36 +128,70 @@ class TextWorker:
     async def _serve_apis(self, core: TextCore) -> None:
         async with trio.open_nursery() as preparations:
             while True:
+                spent_chars = 0
                 for peer, message in await self._links.apis.receive():
                     match message:
                         case Submit():
-                            self._prepare(core, core.submit(message), preparations)
+                            spent_chars += self._begin(core, core.submit(message), spent_chars, preparations)
                         case Tokenize() | Detokenize() | DescribeTokenizer():
-                            self._prepare(core, core.ask(message), preparations)
+                            spent_chars += self._begin(core, core.ask(message), spent_chars, preparations)
                         case Abort():
                             self._send(core, core.abort(message))
+                            self._leave(message.request)
                         case Garbled(reason=reason):
                             logger.error("%s sent what is no message: %s", peer, reason)
                             self._give_up(core, peer)
                         case _:
                             assert_never(message)
 
-    def _prepare(self, core: TextCore, work: Work, preparations: trio.Nursery) -> None:
-        if work.is_long:
-            preparations.start_soon(self._prepare_aside, core, work)
-        else:
-            self._send(core, core.prepared(work.request, work.run()))
+    def _begin(self, core: TextCore, work: Work, spent_chars: int, preparations: trio.Nursery) -> int:
+        """Does short work at once, unless others wait or `spent_chars` of work were done since the last checkpoint.
 
-    async def _prepare_aside(self, core: TextCore, work: Work) -> None:
-        async with self._preparing:
+        Returns what it cost. All else is done by turns between tenants.
+        """
+        if not core.is_wanted(work.request):
+            return 0
+        cost_chars = _SHORT_WORK_CHARS + work.cost_chars
+        if cost_chars + spent_chars > _SHORT_WORK_CHARS + LONG_WORK_CHARS or self._short.has_waiting:
+            place = self._place(work)  # here, so that what comes first is first among its tenant's
+            preparations.start_soon(self._work_aside, core, work, place)
+            return 0
+        self._send(core, core.prepared(work.request, work.run()))
+        return cost_chars
+
+    async def _work_aside(self, core: TextCore, work: Work, place: Place) -> None:
+        with trio.CancelScope() as scope:
             if not core.is_wanted(work.request):
-                return
-            outcome = await self._prepare_long(work)
-        self._send(core, core.prepared(work.request, outcome))
+                scope.cancel(reason=_GONE)
+            self._aside[work.request] = scope
+            try:
+                async with place:
+                    outcome = await self._prepare_long(work) if work.cost_chars > LONG_WORK_CHARS else work.run()
+            finally:
+                del self._aside[work.request]
+            self._send(core, core.prepared(work.request, outcome))
+
+    def _place(self, work: Work) -> Place:
+        cost_chars = work.cost_chars
+        if cost_chars > LONG_WORK_CHARS:
+            return (self._long if cost_chars <= HUGE_WORK_CHARS else self._huge).enter(work.tenant, cost_chars)
+        return self._short.enter(work.tenant, _SHORT_WORK_CHARS + cost_chars)
+
+    def _leave(self, request: RequestId) -> None:
+        """Nobody waits for it any more: it gives up its turn, or its place when what runs in a thread is done."""
+        scope = self._aside.get(request)
+        if scope is not None:
+            scope.cancel(reason=_GONE)
+
+    def _leave_unwanted(self, core: TextCore) -> None:
+        for request in [request for request in self._aside if not core.is_wanted(request)]:
+            self._leave(request)
 
     async def _serve_scheduler(self, core: TextCore) -> None:
         while True:
-            for message in await self._links.scheduler.receive():
+            for place, message in enumerate(await self._links.scheduler.receive()):
+                if place:
+                    await trio.lowlevel.checkpoint()  # each is the text of a whole step
                 self._send(core, core.from_scheduler(message))
 
     def _send(self, core: TextCore, outgoing: Outgoing) -> None:
@@ -167,6 +214,7 @@ class TextWorker:
         for order in ended.to_scheduler:
             self._to_scheduler.emit(order)
         self._owed.setdefault(api, []).extend(message for _api, message in ended.to_api)
+        self._leave_unwanted(core)
 
     def _pay_owed(self) -> None:
         for api, messages in list(self._owed.items()):

@@ -30,6 +30,7 @@ LONG_WORK_CHARS: Final = 4_000
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
 """Of one request: a prompt of 128 Ki tokens with one beside each. An API process takes some 4 µs for each."""
 _STOP_CHAR_COST_CHARS: Final = 4
+_CHOICE_COST_CHARS: Final = 8
 
 ValueT = TypeVar("ValueT")
 
@@ -75,11 +76,16 @@ class Preparation:
         return self._message.request
 
     @property
-    def is_long(self) -> bool:
-        """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
+    def tenant(self) -> str:
+        return self._message.placement.tenant
+
+    @property
+    def cost_chars(self) -> int:
+        """What `run` costs, as so many characters of text to tokenize."""
         params = self._message.params
         words_chars = sum(map(len, params.stop)) + sum(map(len, params.bad_words))
-        return prompt_chars(self._message.prompt) + _STOP_CHAR_COST_CHARS * words_chars > LONG_WORK_CHARS
+        parameters = _STOP_CHAR_COST_CHARS * words_chars + len(params.logit_bias) + _CHOICE_COST_CHARS * (params.n - 1)
+        return prompt_chars(self._message.prompt) + parameters
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""

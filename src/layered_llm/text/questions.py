@@ -26,7 +26,6 @@ from layered_llm.domain.messages.api_text import (
 )
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
 from layered_llm.text.token_ids import TokenIds
 
@@ -51,15 +50,19 @@ class Answering:
         return self._question.request
 
     @property
-    def is_long(self) -> bool:
-        """Whether `run` takes so long that streams would feel it; the shell then calls it in a thread."""
+    def tenant(self) -> str:
+        return self._question.tenant
+
+    @property
+    def cost_chars(self) -> int:
+        """What `run` costs, as so many characters of text to tokenize."""
         match self._question:
             case Tokenize(prompt=prompt, with_spellings=with_spellings):
-                return prompt_chars(prompt) * (_CHARS_PER_SPELLING if with_spellings else 1) > LONG_WORK_CHARS
+                return prompt_chars(prompt) * (_CHARS_PER_SPELLING if with_spellings else 1)
             case Detokenize(token_ids=token_ids):
-                return rows("i", token_ids) * _CHARS_PER_TOKEN > LONG_WORK_CHARS
+                return rows("i", token_ids) * _CHARS_PER_TOKEN
             case DescribeTokenizer():
-                return False
+                return 0
             case _:
                 assert_never(self._question)
 

@@ -77,6 +77,8 @@ class Tokenize:
     request: RequestId
     prompt: Prompt
     with_spellings: bool = False
+    tenant: str = ""
+    """Whose question it is; tenants take turns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +88,8 @@ class Detokenize:
     request: RequestId
     token_ids: bytes = attrs.field(validator=packed("i"))
     skip_special_tokens: bool = False
+    tenant: str = ""
+    """Whose question it is; tenants take turns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,6 +97,7 @@ class DescribeTokenizer:
     """Asks for what the checkpoint says of its tokenizer."""
 
     request: RequestId
+    tenant: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -43,10 +43,10 @@ async def tokenize(context: HttpContext) -> Response:
     asked = await parsed_body(context, parse_tokenize)
     if isinstance(asked, ApiError):
         return error_reply(asked)
-    prompt, with_spellings = asked.prompt, asked.with_spellings
+    prompt, with_spellings, tenant = asked.prompt, asked.with_spellings, exchange_of(request).tenant
 
     def question(request_id: RequestId) -> Tokenize:
-        return Tokenize(request=request_id, prompt=prompt, with_spellings=with_spellings)
+        return Tokenize(request=request_id, prompt=prompt, with_spellings=with_spellings, tenant=tenant)
 
     answer = await _answer(context, question, asked.model)
     match answer:
@@ -63,10 +63,10 @@ async def detokenize(context: HttpContext) -> Response:
     asked = await parsed_body(context, parse_detokenize)
     if isinstance(asked, ApiError):
         return error_reply(asked)
-    token_ids, skips = asked.token_ids, asked.skip_special_tokens
+    token_ids, skips, tenant = asked.token_ids, asked.skip_special_tokens, exchange_of(request).tenant
 
     def question(request_id: RequestId) -> Detokenize:
-        return Detokenize(request=request_id, token_ids=token_ids, skip_special_tokens=skips)
+        return Detokenize(request=request_id, token_ids=token_ids, skip_special_tokens=skips, tenant=tenant)
 
     answer = await _answer(context, question, asked.model)
     match answer:
@@ -80,7 +80,8 @@ async def detokenize(context: HttpContext) -> Response:
 
 async def tokenizer_info(context: HttpContext) -> Response:
     """The checkpoint's tokenizer_config.json, with its chat template."""
-    answer = await _answer(context, lambda request_id: DescribeTokenizer(request=request_id), None)
+    tenant = exchange_of(request).tenant
+    answer = await _answer(context, lambda request_id: DescribeTokenizer(request=request_id, tenant=tenant), None)
     match answer:
         case ApiError():
             return error_reply(answer)
