@@ -20,7 +20,7 @@ from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.panels import in_panels
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
-from layered_llm.runtime.simd.decoder import SimdDecoder
+from layered_llm.runtime.simd.decoder import SimdDecoder, needs_of
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
@@ -51,7 +51,8 @@ def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, Ste
 
 def _kernels(weights: DecoderWeights, pages: int, machine: Machine) -> StepModel:
     pool = KvPool.allocate(weights.config, pages=pages, page_size_tokens=PAGE_TOKENS, dtype="float32")
-    return SimdDecoder(weights, pool, Crew(load_program(machine, None), threads=available_cores()))
+    program = load_program(machine, needs_of(weights, pool), None)
+    return SimdDecoder(weights, pool, Crew(program, threads=available_cores()))
 
 
 def prompt_logits(model: StepModel, prompt: Sequence[int], vocabulary_size: int) -> torch.Tensor:

@@ -29,7 +29,7 @@ class PeakLoops:
             VectorModule(code=code, lanes=machine.lanes, registers=machine.registers, has_byte_products=False), has_fma=has_fma
         )
         _define_read(VectorModule(code=code, lanes=READ_LANES, registers=machine.registers, has_byte_products=False))
-        self._library, addresses = link(compile_module(code, machine), ("multiply", "read"), machine)
+        self._library, addresses = link([compile_module(code, machine)], ("multiply", "read"), machine)
         self._multiply = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["multiply"])
         self._read = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(addresses["read"])
         self._results = ctypes.create_string_buffer(F32_BYTES * max(machine.lanes, READ_LANES))

@@ -15,6 +15,7 @@ from layered_llm.runtime.simd.control import TASK_ROWS, Command, TaskWord, Word
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.memory_blocks import address_of
+from layered_llm.runtime.simd.step_kernels import Needs
 from layered_llm.runtime.simd.tasks import gate_up_tasks, tasks_of
 from support.eventually import eventually
 from support.runtime_options import KERNEL_CACHE
@@ -22,7 +23,8 @@ from support.simd_kernels import arranged, random_matrix, this_machine
 
 
 def crew_of(threads: int) -> Crew:
-    return Crew(load_program(this_machine(), KERNEL_CACHE), threads=threads)
+    needs = Needs(formats=frozenset({WeightFormat.Q8_0}), kv_number_bytes=4)
+    return Crew(load_program(this_machine(), needs, KERNEL_CACHE), threads=threads)
 
 
 def step_threads() -> list[str]:

@@ -86,9 +86,9 @@ def kernels_for(kind: Kind) -> KernelSet:
     defined += [define_write_digits(module)]
     defined += [_define_expand(module, weight_format) for weight_format in WeightFormat]
     for function in defined:
-        function.function.linkage = ""
+        function.export()
     names = [function.function.name for function in defined]
-    return KernelSet(*link(compile_module(module.code, this_machine()), names, this_machine()))
+    return KernelSet(*link([compile_module(module.code, this_machine())], names, this_machine()))
 
 
 def _define_exp(module: VectorModule) -> Function:

@@ -24,7 +24,7 @@ from layered_llm.runtime.panels import in_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
-from layered_llm.runtime.simd.decoder import SimdDecoder
+from layered_llm.runtime.simd.decoder import SimdDecoder, needs_of
 from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
@@ -107,7 +107,8 @@ def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | Non
 
 def _simd_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine) -> tuple[StepModel, str]:
     pool = KvPool.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens, dtype=options.kv_dtype)
-    crew = Crew(load_program(machine, options.kernel_cache), threads=options.threads or available_cores())
+    program = load_program(machine, needs_of(weights, pool), options.kernel_cache)
+    crew = Crew(program, threads=options.threads or available_cores())
     return SimdDecoder(weights, pool, crew), f"generated kernels for {machine.processor} with {crew.threads} threads"
 
 

@@ -112,6 +112,11 @@ class Block:
     next_addresses: Int
 
 
+def attend_name(*, is_half: bool) -> str:
+    """Of the function that `AttentionKernels.define` generates."""
+    return f"attend_{'f16' if is_half else 'f32'}"
+
+
 @attrs.define(kw_only=True)
 class AttentionKernels:
     """Generates attention over a KV cache of fp32 or fp16 numbers."""
@@ -151,7 +156,7 @@ class AttentionKernels:
                 self._add_values(v, block, value_tiles)
             _finish(v, item, scratch, queries)
 
-        return self.module.define(f"attend_{self._suffix}", emit, ITEM_PARAMETERS)
+        return self.module.define(attend_name(is_half=self.is_half), emit, ITEM_PARAMETERS)
 
     @property
     def _suffix(self) -> str:

@@ -38,7 +38,7 @@ class Inputs:
         return [DigitBlock(self.x + self.stride * token).at(number) for token in range(self.tokens)]
 
 
-def define_byte_linear(module: VectorModule, weight_format: WeightFormat, parameters: int) -> Function:
+def define_byte_linear(module: VectorModule, weight_format: WeightFormat, name: str, parameters: int) -> Function:
     """The same arguments as those of `LinearKernels.define`; x lies in digits, and no scratch is used."""
     most = _TILE_TOKENS_FEW_REGISTERS if module.has_few_registers else _TILE_TOKENS
     tiles = {tokens: _define_tile(module, weight_format, tokens) for tokens in range(1, most + 1)}
@@ -59,7 +59,7 @@ def define_byte_linear(module: VectorModule, weight_format: WeightFormat, parame
             with k.when(left.equals(count)):
                 multiply(count, tokens - left)
 
-    return module.define(f"linear_{weight_format.label}", emit, parameters)
+    return module.define(name, emit, parameters)
 
 
 def _define_tile(module: VectorModule, weight_format: WeightFormat, tokens: int) -> Function:

@@ -1,15 +1,16 @@
-"""Machine code for a step's program: compiled once for a processor and a version of these files, then read from a cache.
+"""Machine code for a step's program: each piece is compiled once for a processor and a version of these files, then read from
+a cache.
 
 Must not know: what the program does, models, who wants it.
 
-The cache's key is a digest of everything that decides the code: the source files of this package, how weights lie in memory,
-the version of LLVM and of its Python binding, the processor, and what is used of it.
+A piece's key is a digest of everything that decides its code: its name, the source files of this package, how weights lie in
+memory, the version of LLVM and of its Python binding, the processor, and what is used of it.
 """
 
 import ctypes
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +23,12 @@ from layered_llm.runtime.panels import PanelLayout
 from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
 from layered_llm.runtime.simd.machine import Machine
-from layered_llm.runtime.simd.step_program import define_program
+from layered_llm.runtime.simd.step_kernels import Needs
+from layered_llm.runtime.simd.step_program import program_pieces
 from layered_llm.runtime.simd.support import panels_for
 from layered_llm.runtime.simd.vectors import VectorModule
+
+DefinePiece = Callable[[VectorModule], None]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -39,33 +43,43 @@ class Program:
     """Takes the control block's address and the thread's number."""
     panels: PanelLayout
     """How matrices of blocks must lie for it."""
+    needs: Needs
+    """What it can compute; anything else it leaves undone."""
     _library: Any
 
 
-def load_program(machine: Machine, cache_directory: Path | None) -> Program:
+def load_program(machine: Machine, needs: Needs, cache_directory: Path | None) -> Program:
     """From the cache, or compiled and put there; None keeps nothing. A cache that cannot be written costs a line in the log."""
-    key = program_key(machine)
-    code = None if cache_directory is None else read_code(cache_directory, key)
-    if code is None:
-        _LOG.info("compiling the CPU kernels for %s: some seconds, once", machine.processor)
-        code = compile_program(machine)
-        if cache_directory is not None:
-            keep_code(cache_directory, key, code)
-    library, addresses = link(code, ("lead", "follow"), machine)
+    codes = _cached_or_compiled(machine, program_pieces(needs), cache_directory)
+    library, addresses = link(codes, ("lead", "follow"), machine)
     lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(addresses["lead"])
     follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["follow"])
-    return Program(lead=lead, follow=follow, panels=panels_for(machine), library=library)
+    return Program(lead=lead, follow=follow, panels=panels_for(machine), needs=needs, library=library)
 
 
-def compile_program(machine: Machine) -> bytes:
-    """The object file of a step's program."""
+def _cached_or_compiled(machine: Machine, pieces: Mapping[str, DefinePiece], cache_directory: Path | None) -> list[bytes]:
+    keys = {name: piece_key(machine, name) for name in pieces}
+    codes = {} if cache_directory is None else {name: read_code(cache_directory, key) for name, key in keys.items()}
+    missing = [name for name in pieces if codes.get(name) is None]
+    if missing:
+        _LOG.info("compiling the CPU kernels for %s, once: %d pieces, about a second each", machine.processor, len(missing))
+    for number, name in enumerate(missing, start=1):
+        code = codes[name] = compile_piece(machine, pieces[name])
+        _LOG.info("compiled %s, %d of %d", name, number, len(missing))
+        if cache_directory is not None:
+            keep_code(cache_directory, keys[name], code)
+    return [code for code in codes.values() if code is not None]
+
+
+def compile_piece(machine: Machine, define: DefinePiece) -> bytes:
+    """The object file of one piece of a step's program."""
     module = VectorModule(
         code=CodeModule.create(),
         lanes=machine.lanes,
         registers=machine.registers,
         has_byte_products=machine.has_byte_products,
     )
-    define_program(module)
+    define(module)
     return compile_module(module.code, machine)
 
 
@@ -88,24 +102,26 @@ def _target(machine: Machine) -> Any:
     return target.create_target_machine(cpu=machine.processor, features=machine.features, opt=3, reloc="pic", codemodel="small")
 
 
-def link(code: bytes, names: Sequence[str], machine: Machine) -> tuple[Any, Mapping[str, int]]:
-    """Loads an object file: what keeps it loaded, and the addresses of its functions `names`.
+def link(codes: Iterable[bytes], names: Sequence[str], machine: Machine) -> tuple[Any, Mapping[str, int]]:
+    """Loads object files, which may call each other: what keeps them loaded, and the addresses of their functions `names`.
 
     By JITLink, which puts all sections into one block: the linker that is the default asks for each section's memory by itself,
     and ends the process where other mappings, such as a KV pool, leave none within the reach of a 32-bit relocation.
     """
     compiler = binding.create_lljit_compiler(_target(machine), use_jit_link=True)
-    builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
+    builder = binding.JITLibraryBuilder().add_current_process()
+    for code in codes:
+        builder.add_object_img(code)
     for name in names:
         builder.export_symbol(name)
     library = builder.link(compiler, "layered_llm")
     return (compiler, library), {name: library[name] for name in names}
 
 
-def program_key(machine: Machine) -> str:
+def piece_key(machine: Machine, name: str) -> str:
     """The same only where the same code would come out."""
     digest = hashlib.sha256()
-    for part in (llvmlite.__version__, binding.llvm_version_info, *attrs.astuple(machine)):
+    for part in (name, llvmlite.__version__, binding.llvm_version_info, *attrs.astuple(machine)):
         digest.update(f"{part}\n".encode())
     sources = sorted(Path(__file__).parent.glob("*.py"))
     for path in (*sources, Path(matrices.__file__), Path(panels.__file__)):

@@ -32,6 +32,8 @@ class Crew:
         self.control[Word.SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
         self.panels: Final = program.panels
         """How matrices of blocks must lie for what the threads do."""
+        self.needs: Final = program.needs
+        """What the threads can compute."""
         self._lead: Callable[[int], None] = program.lead
         self._works = threading.Lock()
         followers = [

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
@@ -23,9 +24,16 @@ from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of, whole_lines
+from layered_llm.runtime.simd.step_kernels import Needs
 from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
+
+
+def needs_of(weights: DecoderWeights, pool: KvPool) -> Needs:
+    """What a program for this model must compute."""
+    return Needs(formats=frozenset(matrix.format for matrix in weights.matrices()), kv_number_bytes=pool.number_bytes)
+
 
 _ITEM_QUERIES: Final = 48
 """Queries of an attention item, at least one token's: their sums and scores stay in a core's first cache."""
@@ -37,6 +45,8 @@ class SimdDecoder:
 
     def __init__(self, weights: DecoderWeights, pool: KvPool, crew: Crew) -> None:
         config = weights.config
+        if not needs_of(weights, pool).are_met_by(crew.needs):
+            raise InvariantViolated("the program was generated for other formats than the model and its KV pool have")
         self._config = config
         self._pool = pool
         self._crew = crew

@@ -210,6 +210,10 @@ class Function:
         emitter = next(argument.emitter for argument in arguments if isinstance(argument, Int))
         emitter.builder.call(self.function, [emitter.integer(argument).value for argument in arguments])
 
+    def export(self) -> None:
+        """Modules that are linked with this one may call it."""
+        self.function.linkage = ""
+
 
 @attrs.frozen(eq=False)
 class CodeModule:
@@ -226,6 +230,10 @@ class CodeModule:
         if name in self.module.globals:
             return self.module.globals[name]
         return ir.Function(self.module, ir.FunctionType(result, arguments), name)
+
+    def imported(self, name: str, parameters: int) -> Function:
+        """A function that another module exports."""
+        return Function(ir.Function(self.module, ir.FunctionType(ir.VoidType(), [I64] * parameters), name))
 
     def function(self, name: str, emit: Callable[..., None], parameters: int, *, exported: bool = False) -> Function:
         """Generates `name` by running `emit(emitter, *arguments)`."""

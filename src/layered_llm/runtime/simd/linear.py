@@ -47,6 +47,11 @@ def scratch_floats(rows: int, columns: int) -> int:
     return -(-rows // PANEL_ROWS) * PANEL_ROWS * min(columns, MAX_BLOCK_COLUMNS)
 
 
+def linear_name(weight_format: WeightFormat) -> str:
+    """Of the function that `LinearKernels.define` generates."""
+    return f"linear_{weight_format.label}"
+
+
 @attrs.define(kw_only=True)
 class LinearKernels:
     """Generates the linear layers of one module, each function once."""
@@ -62,7 +67,7 @@ class LinearKernels:
         """
 
         if _is_of_bytes(self.module, weight_format):
-            return define_byte_linear(self.module, weight_format, LINEAR_PARAMETERS)
+            return define_byte_linear(self.module, weight_format, linear_name(weight_format), LINEAR_PARAMETERS)
 
         def emit(v: Vectors, *arguments: Int) -> None:
             operands, (tokens, rows, scratch) = Operands(*arguments[:7]), arguments[7:]
@@ -72,7 +77,7 @@ class LinearKernels:
             with v.emitter.when(tokens > most):
                 self._many(v, weight_format, operands, tokens, rows, scratch)
 
-        return self.module.define(f"linear_{weight_format.label}", emit, LINEAR_PARAMETERS)
+        return self.module.define(linear_name(weight_format), emit, LINEAR_PARAMETERS)
 
     def _direct_tiles(self, weight_format: WeightFormat) -> Mapping[int, int]:
         if self.module.has_few_registers:

@@ -149,18 +149,14 @@ def _rotate(words: Words, kernels: Kernels, layer: Int, kv: Int) -> None:
         queries = words[Word.QUERIES] + (head * words[Word.TOKENS] + token) * group * head_bytes
         with k.loop(0, group) as query:
             source, target = qkv + (head * group + query) * head_bytes, queries + query * head_bytes
-            kernels.rotate[F32_BYTES](source, query_norm, eps, cosines, sines, head_dim, scale, target, scratch)
+            kernels.rotate_query(source, query_norm, eps, cosines, sines, head_dim, scale, target, scratch)
         key = qkv + (words[Word.HEADS] + head) * head_bytes
         value = key + kv_heads * head_bytes
         cell = k.load_int(words[Word.CELLS] + token * WORD_BYTES)
         place = kv + ((cell // words[Word.PAGE_SIZE]) * kv_heads + head) * words.head_page_bytes
         place += cell % words[Word.PAGE_SIZE] * words.kv_row_bytes
-
-        def store(size: int) -> None:
-            kernels.rotate[size](key, key_norm, eps, cosines, sines, head_dim, one, place, scratch)
-            kernels.copy[size](value, head_dim, place + words[Word.PAGE_SIZE] * words.kv_row_bytes)
-
-        _by_number_bytes(words, store)
+        kernels.rotate_key(key, key_norm, eps, cosines, sines, head_dim, one, place, scratch)
+        kernels.copy_value(value, head_dim, place + words[Word.PAGE_SIZE] * words.kv_row_bytes)
 
 
 def _attend(words: Words, kernels: Kernels, kv: Int, readers: Int) -> None:
@@ -174,17 +170,9 @@ def _attend(words: Words, kernels: Kernels, kv: Int, readers: Int) -> None:
         target = words[Word.ATTENDED] + (first * words[Word.HEADS] + head * group) * head_bytes
         keys, stride = kv + head * words.head_page_bytes, words[Word.HEADS] * head_bytes
         page = (keys, words.page_bytes, words[Word.PAGE_SIZE])
-        _by_number_bytes(
-            words,
-            lambda size: kernels.attend[size](queries, count, group, head_dim, start, table, *page, target, stride, scratch),
-        )
+        kernels.attend(queries, count, group, head_dim, start, table, *page, target, stride, scratch)
         with k.loop(0, count) as token:
             _write_digits_for(readers, kernels, target + token * stride, group * head_dim)
-
-
-def _by_number_bytes(words: Words, emit: Callable[[int], None]) -> None:
-    """Emits `emit` for fp32 and for fp16 numbers in the KV cache."""
-    words.emitter.choose(words[Word.KV_NUMBER_BYTES], [(F32_BYTES, lambda: emit(F32_BYTES)), (2, lambda: emit(2))])
 
 
 def _gate_up(words: Words, kernels: Kernels, *arguments: Int) -> None:

@@ -1,25 +1,46 @@
-"""The kernels that the phases of a step call, for all formats of weights and of keys and values.
+"""The kernels that the phases of a step call, for the formats of weights and of keys and values that a model has.
 
 Must not know: phases, threads, what is computed when.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 
 from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.simd.attention import AttentionKernels
+from layered_llm.runtime.simd.attention import ITEM_PARAMETERS, AttentionKernels, attend_name
 from layered_llm.runtime.simd.control import WORD_BYTES, TaskWord
 from layered_llm.runtime.simd.digits import define_write_digits
 from layered_llm.runtime.simd.emitter import CodeModule, Emitter, Function, Int
-from layered_llm.runtime.simd.linear import LinearKernels, expand_row
+from layered_llm.runtime.simd.linear import LINEAR_PARAMETERS, LinearKernels, expand_row, linear_name
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
 from layered_llm.runtime.simd.rotation import define_copy, define_rotate
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 
 FORMAT_NUMBERS: Final = {weight_format: number for number, weight_format in enumerate(WeightFormat)}
 """How a task names its format."""
+
+
+@attrs.frozen(kw_only=True)
+class Needs:
+    """What a model needs of the kernels: nothing else is generated for it."""
+
+    formats: frozenset[WeightFormat]
+    """Of its matrices."""
+    kv_number_bytes: int
+    """4 for keys and values of fp32, 2 for fp16."""
+
+    def are_met_by(self, program: "Needs") -> bool:
+        return self.formats <= program.formats and self.kv_number_bytes == program.kv_number_bytes
+
+    @property
+    def has_half_kv(self) -> bool:
+        return self.kv_number_bytes != F32_BYTES
+
+    @property
+    def ordered_formats(self) -> list[WeightFormat]:
+        return [weight_format for weight_format in WeightFormat if weight_format in self.formats]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -33,25 +54,42 @@ class Kernels:
     gated: Function
     write_digits: Function | None
     """None where no task takes digits."""
-    rotate: dict[int, Function]
-    """By the bytes of a number, as `copy` and `attend`."""
-    copy: dict[int, Function]
-    attend: dict[int, Function]
+    rotate_query: Function
+    """Queries stay fp32, whatever keys are kept as."""
+    rotate_key: Function
+    copy_value: Function
+    attend: Function
 
 
-def define_kernels(module: VectorModule) -> Kernels:
-    linear = LinearKernels(module=module)
-    by_bytes = {F32_BYTES: False, 2: True}
+def large_kernels(needs: Needs) -> dict[str, Callable[[VectorModule], None]]:
+    """By name, what defines and exports each kernel that takes long to compile and that other programs need as it is."""
+
+    def linear(weight_format: WeightFormat) -> Callable[[VectorModule], None]:
+        return lambda module: LinearKernels(module=module).define(weight_format).export()
+
+    def attend(module: VectorModule) -> None:
+        AttentionKernels(module=module, is_half=needs.has_half_kv).define().export()
+
+    linears = {linear_name(weight_format): linear(weight_format) for weight_format in needs.ordered_formats}
+    return {**linears, attend_name(is_half=needs.has_half_kv): attend}
+
+
+def define_kernels(module: VectorModule, needs: Needs) -> Kernels:
+    """The small ones, and the declarations of `large_kernels`."""
+    code, is_half = module.code, needs.has_half_kv
+    linears = {each: code.imported(linear_name(each), LINEAR_PARAMETERS) for each in needs.ordered_formats}
+    rotate_query = define_rotate(module, is_half=False)
     return Kernels(
-        task=_define_task(module.code, {weight_format: linear.define(weight_format) for weight_format in WeightFormat}),
-        expand=_define_expand(module),
+        task=_define_task(code, linears),
+        expand=_define_expand(module, needs.ordered_formats),
         add_norm=define_add_norm(module),
         add_bias=define_add_bias(module),
         gated=define_gated(module),
         write_digits=define_write_digits(module) if module.has_byte_products else None,
-        rotate={size: define_rotate(module, is_half=is_half) for size, is_half in by_bytes.items()},
-        copy={size: define_copy(module, is_half=is_half) for size, is_half in by_bytes.items()},
-        attend={size: AttentionKernels(module=module, is_half=is_half).define() for size, is_half in by_bytes.items()},
+        rotate_query=rotate_query,
+        rotate_key=define_rotate(module, is_half=True) if is_half else rotate_query,
+        copy_value=define_copy(module, is_half=is_half),
+        attend=code.imported(attend_name(is_half=is_half), ITEM_PARAMETERS),
     )
 
 
@@ -76,7 +114,7 @@ def _define_task(module: CodeModule, linears: dict[WeightFormat, Function]) -> F
     return module.function("task", emit, 7)
 
 
-def _define_expand(module: VectorModule) -> Function:
+def _define_expand(module: VectorModule, formats: Sequence[WeightFormat]) -> Function:
     """Writes one weight row as fp32. Arguments: format number, weights, stride, row, columns, target."""
 
     def emit(v: Vectors, *arguments: Int) -> None:
@@ -85,6 +123,6 @@ def _define_expand(module: VectorModule) -> Function:
         def case(weight_format: WeightFormat) -> Callable[[], None]:
             return lambda: expand_row(v, weight_format, *rest)
 
-        v.emitter.choose(number, [(FORMAT_NUMBERS[weight_format], case(weight_format)) for weight_format in WeightFormat])
+        v.emitter.choose(number, [(FORMAT_NUMBERS[weight_format], case(weight_format)) for weight_format in formats])
 
     return module.define("expand", emit, 6)

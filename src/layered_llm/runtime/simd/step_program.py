@@ -7,7 +7,7 @@ ends in logits, only the tokens that have logits go on behind the last attention
 needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -15,7 +15,7 @@ import attrs
 from layered_llm.runtime.simd.control import WORD_BYTES, Command, LayerWord, Word
 from layered_llm.runtime.simd.emitter import CodeModule, Emitter, Function, Int, Variable
 from layered_llm.runtime.simd.phases import Phases, define_phases
-from layered_llm.runtime.simd.step_kernels import define_kernels
+from layered_llm.runtime.simd.step_kernels import Needs, define_kernels, large_kernels
 from layered_llm.runtime.simd.step_words import Words
 from layered_llm.runtime.simd.synchronization import emit_barrier, word
 from layered_llm.runtime.simd.vectors import VectorModule
@@ -23,11 +23,20 @@ from layered_llm.runtime.simd.vectors import VectorModule
 _LAYER_BYTES: Final = WORD_BYTES * len(LayerWord)
 
 
-def define_program(module: VectorModule) -> None:
+def program_pieces(needs: Needs) -> Mapping[str, Callable[[VectorModule], None]]:
+    """By name, what defines each module of a program; all of them are linked. A name says what a piece is generated for, so
+    that programs for other models share those that they need too.
+    """
+    labels = "_".join(each.label for each in needs.ordered_formats)
+    steps = {f"steps_{labels}_kv{needs.kv_number_bytes}": lambda module: define_steps(module, needs)}
+    return {**large_kernels(needs), **steps}
+
+
+def define_steps(module: VectorModule, needs: Needs) -> None:
     """Exports `lead(control)`, which carries out the command in the control words, and `follow(control, thread)`, which takes
     part in commands until it is told to stop.
     """
-    code, phases = module.code, define_phases(module, define_kernels(module))
+    code, phases = module.code, define_phases(module, define_kernels(module, needs))
     layers, head = _define_layers(code, phases), _define_head(code, phases)
 
     def carry_out(k: Emitter, control: Int, thread: Int) -> None:
