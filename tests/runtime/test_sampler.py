@@ -1,15 +1,26 @@
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime import sampler
 from layered_llm.runtime.philox import uniforms
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.sampler import best_tokens, sample_tokens
+from layered_llm.runtime.sampler import best_tokens
+from layered_llm.runtime.seen_tokens import seen_tokens
 from support.runtime_driver import greedy, sampling
+
+
+def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int32]:
+    """Of rows none of which fails."""
+    token_ids, failed = sampler.sample_tokens(logits, rows)
+    assert [] == failed
+    return token_ids
 
 
 def row(params: TokenSampling, *, position: int = 0, choice: int = 0) -> SampleRow:
@@ -32,19 +43,20 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
 
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
-def test_a_row_without_a_finite_maximum_is_refused(fault: float) -> None:
-    logits = np.zeros((2, 100), np.float32)
+def test_a_row_without_a_finite_maximum_fails_and_no_other(fault: float) -> None:
+    logits = np.zeros((3, 100), np.float32)
+    logits[2, 7] = 1.0
     logits[1, 50:] = fault
     logits[1, :50] = -np.inf if fault < 0 else 1e30
-    with pytest.raises(DeviceError, match="not finite"):
-        best_tokens(logits)
+    token_ids, failed = best_tokens(logits)
+    assert ([0, 0, 7], [1]) == (token_ids.tolist(), failed)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 131, 49152])
 def test_the_best_token_is_torchs(columns: int) -> None:
     """Among few values, so that most rows have ties."""
     logits = np.random.default_rng(columns).integers(-3, 4, (40, columns)).astype(np.float32)
-    assert torch.from_numpy(logits).max(dim=-1).indices.tolist() == best_tokens(logits).tolist()
+    assert torch.from_numpy(logits).max(dim=-1).indices.tolist() == best_tokens(logits)[0].tolist()
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
@@ -179,15 +191,26 @@ def test_choices_and_seeds_draw_apart() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("params", [greedy(), sampling()])
-def test_logits_that_are_not_finite_are_a_device_error(bad: float, params: TokenSampling) -> None:
-    with pytest.raises(DeviceError, match="not finite"):
-        sample_tokens(torch.tensor([[0.0, bad, 1.0]]), [row(params)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        greedy(),
+        sampling(),
+        greedy(min_tokens=1, end_ids=(1,)),
+        sampling(presence_penalty=1.0, repetition_penalty=2.0),
+        sampling(biases={1: -100.0}),
+    ],
+)
+def test_a_row_whose_logits_are_not_finite_fails_whatever_is_done_to_them(bad: float, params: TokenSampling) -> None:
+    seen = seen_tokens(params, np.array([1], np.int32), np.array([1], np.int32))
+    rows = [attrs.evolve(row(params), seen=seen), row(greedy())]
+    token_ids, failed = sampler.sample_tokens(torch.tensor([[0.0, bad, 1.0], [0.0, 0.0, 1.0]]), rows)
+    assert ([0, 2], [0]) == (token_ids.tolist(), failed)
 
 
-def test_masking_everything_is_a_device_error() -> None:
-    with pytest.raises(DeviceError, match="not finite"):
-        sample_tokens(torch.zeros(1, 2), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
+def test_masking_everything_fails_the_row() -> None:
+    _, failed = sampler.sample_tokens(torch.zeros(1, 2), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
+    assert [0] == failed
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])

@@ -170,16 +170,6 @@ def test_a_step_without_rows_only_changes_state(checkpoint: Any) -> None:
     assert (3, b"", 1) == (done.step, done.token_ids, done.open_slots)
 
 
-def test_logits_that_are_not_finite_are_a_device_error(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path)
-    model.model.norm.weight.data[:] = torch.nan
-    model.save_pretrained(tmp_path)
-    device = open_cpu(tmp_path)
-    step = make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [0])], rows=[(0, 0, 1, True)])
-    with pytest.raises(DeviceError, match="not finite"):
-        device.execute(step)
-
-
 def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -> None:
     class Failing(Recorder):
         def sampled_logits(self, *_: Any) -> Any:

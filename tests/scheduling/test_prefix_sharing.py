@@ -242,7 +242,7 @@ def test_flushing_frees_all_but_what_runs() -> None:
     assert 5 == rig.scheduler.flush_cache()
 
     figures = rig.scheduler.statistics()
-    assert (0, 5) == (figures.pages_cached, figures.pages_used)
+    assert (0, 5, 0) == (figures.pages_cached, figures.pages_used, figures.pages_evicted)
     rig.run()
 
 

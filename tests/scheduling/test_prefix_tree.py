@@ -177,3 +177,37 @@ def test_entries_out_of_date_do_not_pile_up() -> None:
 
     assert len(tree._leaves) < 100
     assert [10, 11] == tree.evict(2)
+
+
+def test_what_is_forgotten_is_not_found_and_its_pages_come_back_when_nobody_holds_them() -> None:
+    tree, (held, left) = tree_with(([1, 2, 3], [10, 11, 12]), ([1, 2, 9, 9], [10, 11, 13, 14]))
+    tree.unlock(left)
+
+    freed = tree.forget(None, pack_i32([1, 2, 3]))
+
+    assert ([13, 14], [], 3) == (sorted(freed), found(tree, [1, 2, 3, 4]), tree.page_count)
+    tree.unlock(held)
+    assert [10, 11, 12] == sorted(tree.evict(99))
+    assert [] == list(tree.nodes())
+
+
+def test_what_begins_otherwise_or_has_another_salt_is_not_forgotten() -> None:
+    tree, _ = tree_with(([1, 2], [10, 11]), ([5, 6], [12, 13]))
+    add(tree, [1, 2], [14, 15], salt="x")
+
+    tree.forget(None, pack_i32([1]))
+
+    assert ([], [12, 13], [14, 15]) == (found(tree, [1, 2]), found(tree, [5, 6]), found(tree, [1, 2], salt="x"))
+
+
+def test_who_holds_what_is_forgotten_goes_on_beside_who_computes_it_again() -> None:
+    tree, (held,) = tree_with(([1, 2], [10, 11]))
+    tree.forget(None, pack_i32([1]))
+
+    again = add(tree, [1, 2], [20, 21])
+    grown = tree.extend(held, pack_i32([3]), [PageId(12)])
+
+    assert ([12], [20, 21]) == (grown.pages, found(tree, [1, 2, 3]))
+    for place in (again, grown.place):
+        tree.unlock(place)
+    assert [10, 11, 12, 20, 21] == sorted(tree.evict(99))

@@ -121,7 +121,6 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         unheld = len(self.reference.pages) - len(self.held())
         self.reference.evict(unheld, self.held())
-        self.evicted += unheld
         assert unheld == self.store.flush()
 
     @invariant()

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.scheduling.policy import AdmissionOrder
+from support.scheduling_device import FAILS
 from support.scheduling_rig import ChoiceKey, Rig, admit, limits, policy
 
 WORKERS = 2
@@ -14,6 +15,8 @@ END_ID = 5
 
 
 def script(seed: int, choice: int, position: int) -> int:
+    if seed % 5 == 4 and choice == 0 and position == seed % 3:
+        return FAILS
     return (seed * 7919 + choice * 104_729 + position * 1_299_709) % 13
 
 
@@ -31,6 +34,8 @@ def model_of(request: int, choice: int, max_tokens: int, min_tokens: int) -> Mod
     tokens: list[int] = []
     while len(tokens) < max_tokens:
         token = script(request, choice, len(tokens))
+        if token == FAILS:
+            return Model(tokens, FinishReason.ERROR)
         if token == END_ID and len(tokens) >= min_tokens:
             return Model([*tokens, token], FinishReason.STOP)
         tokens.append(END_ID + 1 if token == END_ID else token)
@@ -180,6 +185,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (FinishReason.STOP, model.stopped_at_tokens) == ended
         elif model.is_aborted:
             assert (FinishReason.ABORT, len(shown)) == ended
+        elif ended[0] is FinishReason.ERROR:
+            assert FinishReason.ERROR is self.models[key[0], 0].reason
         else:
             assert (model.reason, len(model.tokens)) == ended
             assert model.tokens == shown

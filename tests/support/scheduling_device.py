@@ -9,14 +9,17 @@ from collections.abc import Callable
 
 import attrs
 
-from layered_llm.domain.columns import pack_i32, rows, unpack_i8, unpack_i32
+from layered_llm.domain.columns import pack_i8, pack_i32, rows, unpack_i8, unpack_i32
+from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import PageId, SlotId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.scheduling.prefix_tree import Salt
 
 Script = Callable[[int, int, int], int]
-"""The token at (seed, choice, output position)."""
+"""The token at (seed, choice, output position), or FAILS."""
+FAILS = -1
+"""In place of a token: the row has no result, and its pages hold what nobody may read who did not before."""
 Cost = Callable[[ExecuteStep], int]
 """Microseconds that a step takes."""
 
@@ -55,6 +58,8 @@ class DeviceSlot:
 @attrs.define(kw_only=True)
 class Launched:
     result: StepCompleted
+    spoilt_pages: set[PageId]
+    """Of slots whose rows failed."""
     touched_slots: set[SlotId]
     touched_pages: dict[PageId, set[int]]
     """The incarnations of slots whose rows read or write each page."""
@@ -71,6 +76,8 @@ class FakeDevice:
     launched: deque[Launched] = attrs.field(init=False, factory=deque)
     steps: list[ExecuteStep] = attrs.field(init=False, factory=list)
     _written: dict[tuple[PageId, int], int] = attrs.field(init=False, factory=dict)
+    _spoilt: set[PageId] = attrs.field(init=False, factory=set)
+    """Pages of rows that failed, as the scheduler was told, and that nobody has written since."""
     _incarnations: int = attrs.field(init=False, default=0)
 
     def launch(self, step: ExecuteStep) -> None:
@@ -82,13 +89,23 @@ class FakeDevice:
             self._open(opened)
         self._set_pages(step)
         tokens, slots, pages = self._execute(step)
+        rows_of_tokens = [row for row, samples in enumerate(unpack_i8(step.samples)) if samples]
+        failed = [row for row, token in zip(rows_of_tokens, tokens, strict=True) if token == FAILS]
         result = StepCompleted(
-            step=step.step, token_ids=pack_i32(tokens), device_us=self.cost(step), open_slots=len(self.slots)
+            step=step.step,
+            token_ids=pack_i32(max(token, 0) for token in tokens),
+            device_us=self.cost(step),
+            open_slots=len(self.slots),
+            failed_rows=pack_i32(failed),
+            failures=pack_i8([FinishReason.ERROR] * len(failed)),
         )
-        self.launched.append(Launched(result=result, touched_slots=slots, touched_pages=pages))
+        spoilt = {page for row in failed for page in self.slots[SlotId(unpack_i32(step.slots)[row])].pages}
+        self.launched.append(Launched(result=result, spoilt_pages=spoilt, touched_slots=slots, touched_pages=pages))
 
     def finish(self) -> StepCompleted:
-        return self.launched.popleft().result
+        launched = self.launched.popleft()
+        self._spoilt |= launched.spoilt_pages
+        return launched.result
 
     def _open(self, opened: OpenSlot) -> None:
         assert opened.slot not in self.slots
@@ -138,9 +155,12 @@ class FakeDevice:
         assert start == slot.computed or (slot.is_fresh and start % size == 0)
         assert start + count <= len(slot.tokens), "a token is computed before it is known"
         self._read(slot, start)
+        if slot.is_fresh:
+            assert self._spoilt.isdisjoint(slot.pages[: start // size]), "a page of a row that failed is shared"
         for position in range(start, start + count):
             page = slot.pages[position // size]
             self._check_exclusive(slot, page)
+            self._spoilt.discard(page)
             self._written[page, position % size] = slot.content(position)
         slot.computed, slot.is_fresh = start + count, False
 

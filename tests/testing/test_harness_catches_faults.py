@@ -14,6 +14,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.scheduling.pools import QuarantinePool
+from layered_llm.scheduling.running import RunningChoices
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import RequestStream
@@ -114,6 +115,13 @@ def test_a_request_that_outlives_its_scope_is_seen(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(EngineClient, "open", open_for_nobody)
 
     assert "are open although the scope that opened them is left" in broken(run_once())
+
+
+def test_pages_of_a_failed_row_that_are_found_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningChoices, "distrust", lambda *_: None)
+    target = next(target for target in all_scenarios() if target.name == "row-fails")
+
+    assert "which belonged to a row that failed" in broken(run_once(target, fault=Fault.CANCEL, step=0))
 
 
 def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

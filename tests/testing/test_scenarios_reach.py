@@ -27,6 +27,10 @@ REACHED = {
     "ended-by-name": 'aborts_emitted_total{reason="administrative"}',
     "ended-by-another-process": 'aborts_emitted_total{reason="administrative"}',
     "http-ended-by-id": 'aborts_emitted_total{reason="administrative"}',
+    "row-fails": 'choices_finished_total{reason="error"}',
+    "choices-fail": 'choices_finished_total{reason="error"}',
+    "http-row-fails": "requests_failed_total",
+    "http-row-fails-stream": "requests_failed_total",
     "stop-by-reader": 'aborts_emitted_total{reason="client_gone"}',
 }
 TARGETS = {target.name: target for target in all_scenarios()}

@@ -289,7 +289,8 @@ def test_an_error_ends_the_request_with_a_sentence_and_what_was_held() -> None:
     bench.finish((request, 0, FinishReason.ERROR, 1), (request, 1, STOP, 1))
     view = bench.views[request]
     assert ("b", FinishReason.ERROR) == (view.choices[0].text, view.choices[0].reason)
-    assert "The engine failed while it worked on this request." == view.error
+    sentence = "The model computed numbers for this request that are not finite (NaN or infinity), so it was ended."
+    assert sentence == view.error
     bench.assert_quiescent()
 
 

@@ -17,6 +17,7 @@ class FinishReason(enum.IntEnum):
     TOOL_CALLS = 3
     ABORT = 4
     ERROR = 5
+    """The model computed numbers for it that are not finite: NaN, or no likeliest token."""
     QUEUE_TIMEOUT = 6
     """Nothing of the request had started when its time in the queue was over."""
 

@@ -36,6 +36,8 @@ class DecodeGroup:
     """int64 [rows * pages of the longest row]."""
     mask: torch.Tensor
     """fp32 [rows, 1, 1, length]: 0 for a token that the row attends to, else minus infinity."""
+    hidden: torch.Tensor
+    """int64: places among all cells of `pages` that their row does not attend to."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -100,8 +102,9 @@ def attend(cache: KvCache, layer: int, queries: torch.Tensor, plan: AttentionPla
 
 
 def _attend_decodes(cache: KvCache, layer: int, queries: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
-    gathered = cache.gather(layer, group.pages).unflatten(0, (queries.shape[0], -1))
-    keys, values = gathered.transpose(1, 3).unbind(2)
+    gathered = cache.gather(layer, group.pages)
+    gathered.index_fill_(0, group.hidden, 0.0)  # whoever had the cell may have left a NaN, and 0 times NaN is NaN
+    keys, values = gathered.unflatten(0, (queries.shape[0], -1)).transpose(1, 3).unbind(2)
     return scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
 
 
@@ -129,6 +132,7 @@ def _decode_group(slots: SlotTable, rows: StepRows, firsts: Int64s, group: Int64
         tokens=torch.from_numpy(firsts[group]),
         pages=torch.from_numpy(slots.page_tables(rows.slots[group], pages).reshape(-1).astype(np.int64)),
         mask=_additive(hidden)[:, None, None, :],
+        hidden=torch.from_numpy(np.flatnonzero(hidden)),
     )
 
 

@@ -4,7 +4,7 @@ Must not know: which slot owns a page, models, attention.
 
 One array [layers, pages, page_size, 2, kv_heads, head_dim], fp32: a token's key and value lie side by side, so that one write
 stores both and one gather of whole pages fetches both. It begins as zeros that the operating system supplies when a page is
-first touched: a pool that is never filled is never paid for, and padding is always finite.
+first touched: a pool that is never filled is never paid for.
 """
 
 import attrs

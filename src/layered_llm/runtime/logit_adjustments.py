@@ -25,7 +25,10 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Changes `logits` (fp32 [rows, vocabulary]) in place. What was finite stays so, but for masked tokens."""
+    """Changes `logits` (fp32 [rows, vocabulary]) in place.
+
+    What was finite stays so, but for masked tokens; what was NaN or +inf stays so too, even where it is masked: the row failed.
+    """
     for index, row in enumerate(rows):
         if row.sampling.biased_ids:
             ids = torch.from_numpy(np.frombuffer(row.sampling.biased_ids, np.int32).astype(np.int64))
@@ -38,7 +41,8 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
             _keep_only(logits[index], row.sampling.allowed_ids)
         if row.output_position < row.sampling.min_tokens:
             ids_to_mask = [token for token in row.sampling.end_ids if token < logits.shape[1]]
-            logits[index, ids_to_mask] = -torch.inf
+            is_number = logits[index, ids_to_mask] < torch.inf
+            logits[index, ids_to_mask] = torch.where(is_number, -torch.inf, logits[index, ids_to_mask])
     mask_missing(logits.numpy(), (row.missing for row in rows))
     for index, row in enumerate(rows):
         if row.sampling.bad_words:
@@ -82,8 +86,9 @@ def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, TokenSampling, See
     counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in rows]))
     repetition = per_token(lambda sampling: sampling.repetition_penalty)
     flat = logits.view(-1)  # one index costs a tenth of a pair of indices
-    scores = flat.index_select(0, cells).double()
-    scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+    raw = flat.index_select(0, cells).double()
+    scores = torch.where(raw > 0, raw / repetition, raw * repetition)
     scores -= per_token(lambda sampling: sampling.frequency_penalty) * counts
     scores -= per_token(lambda sampling: sampling.presence_penalty) * (counts > 0)
-    flat.index_copy_(0, cells, scores.clamp_(-_LARGEST, _LARGEST).float())
+    scores.clamp_(-_LARGEST, _LARGEST)
+    flat.index_copy_(0, cells, torch.where(raw.isfinite(), scores, raw).float())

@@ -6,7 +6,7 @@ They are taken from the logits as the model computed them, so before the sampler
 that it may have among the likeliest are the same number, to the bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import attrs
@@ -42,14 +42,22 @@ class RawLogprobs:
     _logprobs: torch.Tensor
     """fp32 [places, vocabulary]; those of ids that no token has are not finite."""
 
-    def columns(self, token_ids: Int32s) -> LogprobColumns:
-        """Of all rows, which sampled `token_ids`."""
+    @property
+    def failed(self) -> Sequence[int]:
+        """Rows whose logits are not finite somewhere, which makes all of their log probabilities NaN."""
+        return [place for place, is_nan in zip(self._places, self._logprobs.isnan().any(dim=1).tolist(), strict=True) if is_nan]
+
+    def columns(self, token_ids: Int32s, failed: Collection[int] = ()) -> LogprobColumns:
+        """Of all rows, which sampled `token_ids`; nothing is told of those that failed."""
         wide = self._logprobs.shape[1]
-        rows = [self._rows[place] for place in self._places]
+        kept = [index for index, place in enumerate(self._places) if place not in failed]
+        places = [self._places[index] for index in kept]
+        rows = [self._rows[place] for place in places]
         tops = [min(row.sampling.logprobs or 0, wide - _count(row.missing)) for row in rows]
-        told = _columns(self._logprobs, torch.from_numpy(token_ids[self._places].astype(np.int64)), tops)
+        logprobs = self._logprobs if len(kept) == len(self._places) else self._logprobs[kept]
+        told = _columns(logprobs, torch.from_numpy(token_ids[places].astype(np.int64)), tops)
         counts = np.zeros(len(self._rows), np.int32)
-        counts[self._places] = np.frombuffer(told.counts, np.int32)
+        counts[places] = np.frombuffer(told.counts, np.int32)
         return attrs.evolve(told, counts=counts.tobytes())
 
 
@@ -76,6 +84,11 @@ def following_logprobs(
 
 def _count(ids: Int64s | None) -> int:
     return 0 if ids is None else ids.size
+
+
+def has_nan(columns: LogprobColumns) -> bool:
+    """Whether the logits behind the log probabilities were not finite: one that is not makes all of its token NaN."""
+    return bool(np.isnan(np.frombuffer(columns.logprobs, np.float32)).any())
 
 
 def first_logprob(token: int) -> LogprobColumns:

@@ -149,10 +149,10 @@ def _bfloat16s(values: Float32s) -> NDArray[np.uint16]:
 def _int8_blocks(values: Float32s) -> Bytes:
     blocks = np.ascontiguousarray(values, np.float32).reshape(len(values), -1, WeightFormat.Q8_0.block_columns)
     scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a block that holds NaN has NaN as its scale, whatever its codes
         inverse = np.where(scales == 0, np.float32(0), 1 / scales)
-    scaled = blocks * inverse
-    quants = (np.sign(scaled) * np.floor(np.abs(scaled) + np.float32(0.5))).astype(np.int8)  # halves away from zero
+        scaled = blocks * inverse
+        quants = (np.sign(scaled) * np.floor(np.abs(scaled) + np.float32(0.5))).astype(np.int8)  # halves away from zero
     with np.errstate(over="ignore"):
         halves = scales.astype("<f2").view(np.uint8)
     return np.concatenate((halves, quants.view(np.uint8)), axis=-1).reshape(len(values), -1)

@@ -13,12 +13,13 @@ from typing import Final
 import attrs
 import numpy as np
 
-from layered_llm.domain.columns import pack_i32
+from layered_llm.domain.columns import pack_i8, pack_i32
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
-from layered_llm.runtime.scripts import History, Script, scripted_logprobs, scripted_prompt_logprobs
+from layered_llm.runtime.scripts import NOT_FINITE, History, Script, scripted_logprobs, scripted_prompt_logprobs
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_rows import Int32s, StepRows
 
@@ -69,7 +70,8 @@ class ScriptedDevice:
         self._let_time_pass(tokens.token_ids.size)
         ends = zip(rows.sampled_slots.tolist(), rows.sampled_ends.tolist(), strict=True)
         sampled = [self._sample(slot, end) for slot, end in ends]
-        token_ids = [token for token, _ in sampled]
+        failed = [row for row, (token, _) in zip(rows.sampled.tolist(), sampled, strict=True) if token == NOT_FINITE]
+        token_ids = [max(token, 0) for token, _ in sampled]
         self._slots.append_sampled(rows, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
@@ -78,6 +80,8 @@ class ScriptedDevice:
             open_slots=self._slots.open_count,
             logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
             prompt_logprobs=PromptLogprobs.of(self._told(rows) if self._slots.tells_prompts else ()),
+            failed_rows=pack_i32(failed),
+            failures=pack_i8([FinishReason.ERROR] * len(failed)),
         )
 
     def _told(self, rows: StepRows) -> list[LogprobColumns | None]:

@@ -19,6 +19,8 @@ from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.domain.sampling import GREEDY_TEMPERATURE
 
 _WORD: Final = (1 << 64) - 1
+NOT_FINITE: Final = -1
+"""In place of a token: the logits are not finite there, and the row fails."""
 _POLYNOMIAL_BASE: Final = 0x9E3779B97F4A7C15
 
 
@@ -65,7 +67,7 @@ def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> Log
 
     They depend on the output position, so that one that is lost or told twice shows. All are exact in fp32.
     """
-    if history.sampling.logprobs is None:
+    if history.sampling.logprobs is None or token == NOT_FINITE:
         return NO_ENTRIES
     top, missing_ids = history.sampling.logprobs, history.missing_ids
     return _made_up(token, history.output_tokens, top, vocabulary_size, missing_ids)
@@ -102,7 +104,7 @@ class Script(Protocol):
     """Chooses tokens."""
 
     def next_token(self, history: History) -> int:
-        """The token behind `history`, the same for the same history."""
+        """The token behind `history`, or NOT_FINITE; the same for the same history."""
 
 
 @attrs.frozen(kw_only=True)
@@ -142,6 +144,19 @@ class HashScript:
         offsets = [(mixed + step) % self.id_count for step in range(self.id_count if history.masks_any else 1)]
         allowed = (offset for offset in offsets if not history.is_masked(self.first_id + offset))
         return self.first_id + next(allowed, offsets[0])
+
+
+@attrs.frozen(kw_only=True)
+class FailingScript:
+    """Another script, but logits that are not finite at one output position of each prompt that holds a certain token."""
+
+    script: Script
+    token: int
+    position: int = 0
+
+    def next_token(self, history: History) -> int:
+        fails = history.output_tokens == self.position and self.token in history.token_ids[: history.prompt_tokens]
+        return NOT_FINITE if fails else self.script.next_token(history)
 
 
 def _polynomial(token_ids: NDArray[np.int32]) -> int:

@@ -3,18 +3,20 @@
 Must not know: links, policy, how the model was read, how its layers are computed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 import numpy as np
 import torch
 
+from layered_llm.domain.columns import pack_i8, pack_i32
+from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.logit_adjustments import mask_missing
-from layered_llm.runtime.logprobs import first_logprob, following_logprobs, raw_logprobs
+from layered_llm.runtime.logprobs import first_logprob, following_logprobs, has_nan, raw_logprobs
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow, takes_best, tokens_looked_at
 from layered_llm.runtime.sampler import best_tokens, sample_tokens
@@ -30,6 +32,8 @@ class _Sampled:
     token_ids: bytes = b""
     logprobs: LogprobColumns | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    failed_rows: frozenset[int] = frozenset()
+    """Rows of the step whose logits are not finite."""
 
 
 class TorchDevice:
@@ -67,6 +71,8 @@ class TorchDevice:
             open_slots=self._slots.open_count,
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
+            failed_rows=pack_i32(sorted(sampled.failed_rows)),
+            failures=pack_i8([FinishReason.ERROR] * len(sampled.failed_rows)),
         )
 
     def _run(self, rows: StepRows) -> _Sampled:
@@ -80,11 +86,14 @@ class TorchDevice:
     def _run_in_parts(self, rows: StepRows, tokens: FlatTokens) -> _Sampled:
         """Where more than the sampled tokens is asked of the layers' result."""
         hidden = self._model.hidden(self._slots, rows, tokens)
-        prompt_logprobs = PromptLogprobs.of(list(self._prompt_logprobs(rows, hidden)))
+        told = list(self._prompt_logprobs(rows, hidden))
+        failed = frozenset(row for row, columns in enumerate(told) if columns is not None and has_nan(columns))
+        prompt_logprobs = PromptLogprobs.of([None if row in failed else columns for row, columns in enumerate(told)])
         if not rows.sampled.size:
-            return _Sampled(prompt_logprobs=prompt_logprobs)
+            return _Sampled(prompt_logprobs=prompt_logprobs, failed_rows=failed)
         logits = self._model.logits(hidden.index_select(0, torch.from_numpy(rows.last_tokens)))
-        return attrs.evolve(self._sample(logits.numpy(), rows), prompt_logprobs=prompt_logprobs)
+        sampled = self._sample(logits.numpy(), rows)
+        return attrs.evolve(sampled, prompt_logprobs=prompt_logprobs, failed_rows=failed | sampled.failed_rows)
 
     def _prompt_logprobs(self, rows: StepRows, hidden: torch.Tensor) -> Iterator[LogprobColumns | None]:
         """What each row tells of its prompt: the tokens behind those that it computes."""
@@ -114,9 +123,10 @@ class TorchDevice:
             return self._sample_rows(torch.from_numpy(logits), rows)
         if self._slots.has_missing_ids:
             mask_missing(logits, map(self._slots.missing_ids, rows.sampled_slots.tolist()))
-        token_ids = best_tokens(logits).astype(np.int32)
+        best, failed = best_tokens(logits)
+        token_ids = best.astype(np.int32)
         self._slots.append_sampled(rows, token_ids)
-        return _Sampled(token_ids=token_ids.tobytes())
+        return _Sampled(token_ids=token_ids.tobytes(), failed_rows=_rows_of(failed, rows))
 
     @torch.inference_mode()
     def _sample_rows(self, logits: torch.Tensor, rows: StepRows) -> _Sampled:
@@ -132,6 +142,13 @@ class TorchDevice:
             for slot in rows.sampled_slots.tolist()
         ]
         raw = raw_logprobs(logits, sampled)
-        token_ids = sample_tokens(logits, sampled)
+        token_ids, not_finite = sample_tokens(logits, sampled)
+        failed = {*not_finite, *(raw.failed if raw is not None else ())}
         self._slots.append_sampled(rows, token_ids)
-        return _Sampled(token_ids=token_ids.tobytes(), logprobs=None if raw is None else raw.columns(token_ids))
+        logprobs = None if raw is None else raw.columns(token_ids, failed)
+        return _Sampled(token_ids=token_ids.tobytes(), logprobs=logprobs, failed_rows=_rows_of(failed, rows))
+
+
+def _rows_of(failed: Iterable[int], rows: StepRows) -> frozenset[int]:
+    """The rows of the step that are the `failed` ones of those that sample."""
+    return frozenset(int(rows.sampled[index]) for index in failed)

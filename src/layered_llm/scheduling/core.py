@@ -7,10 +7,11 @@ step names the request, and its pages are free at the latest when the steps in f
 request that ended.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import assert_never
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, assert_never
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import unpack_i8, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
@@ -42,6 +43,8 @@ from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorke
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
 from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
+
+_NO_FAILURES: Final[Mapping[Sequence, FinishReason]] = MappingProxyType({})
 
 
 class Scheduler:
@@ -128,13 +131,16 @@ class Scheduler:
     def complete(self, result: StepCompleted) -> tuple[Outgoing, ...]:
         """Takes the result of the oldest step in flight.
 
-        Tokens of choices that ended meanwhile are dropped. Each text worker gets at most one TokensEmitted and, behind it,
-        one RequestsFinished. Raises InvariantViolated for another step's result and for too few or too many tokens.
+        Tokens of choices that ended meanwhile are dropped. A row that failed ends its request. Each text worker gets at most
+        one TokensEmitted and, behind it, one RequestsFinished. Raises InvariantViolated for another step's result and for too
+        few or too many tokens.
         """
-        planned = self._acknowledge(result)
+        planned, failed = self._acknowledge(result)
         self._new_started_us = tuple(self._first_output(planned.sampled))
         tokens: dict[TextWorker, TokenRows] = {}
         finished: dict[TextWorker, FinishedRows] = {}
+        for sequence, reason in failed.items():
+            self._fail(sequence, reason, finished)
         keep_prompt_logprobs(planned, result.prompt_logprobs)
         logprobs = entries_of(result.logprobs, len(planned.sampled))
         for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
@@ -302,6 +308,12 @@ class Scheduler:
                 finished.add(sequence, reason, sequence.output_tokens)
                 self._end(sequence, reason)
 
+    def _fail(self, sequence: Sequence, reason: FinishReason, finished: dict[TextWorker, FinishedRows]) -> None:
+        """Ends the request of a choice that has no result: its answer would have a hole, whatever its other choices become."""
+        self._running.distrust(sequence)
+        if sequence.phase is not Phase.ENDED:
+            self._end_all(self._open.of(sequence), reason, finished.setdefault(sequence.worker, FinishedRows()))
+
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
@@ -313,12 +325,21 @@ class Scheduler:
         if sequence.request not in self._open.by_id:
             self._queue_deadlines.gone(sequence.request)
 
-    def _acknowledge(self, result: StepCompleted) -> PlannedStep:
+    def _acknowledge(self, result: StepCompleted) -> tuple[PlannedStep, Mapping[Sequence, FinishReason]]:
+        """What was planned, and the choices that have no result, with the reason that each ends with."""
         planned = self._flight.answered(result)
-        self._running.acknowledge(planned, device_us=result.device_us)
+        failed = _failures(planned, result) if result.failed_rows else _NO_FAILURES
+        self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
         self._released = self._releases.acknowledge(planned.step)
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
-        return planned
+        return planned, failed
+
+
+def _failures(planned: PlannedStep, result: StepCompleted) -> Mapping[Sequence, FinishReason]:
+    rows = unpack_i32(result.failed_rows)
+    if not 0 <= min(rows) <= max(rows) < len(planned.rows):
+        raise InvariantViolated(f"step {result.step} has {len(planned.rows)} rows, {rows.tolist()} failed")
+    return {planned.rows[row]: FinishReason(code) for row, code in zip(rows, unpack_i8(result.failures), strict=True)}
 
 
 def _finish_reason(sequence: Sequence, token: int) -> FinishReason:

@@ -3,7 +3,7 @@
 Must not know: who runs, why a choice ended.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import attrs
 
@@ -82,12 +82,11 @@ class FinishedRows:
         )
 
 
-def emit(
-    step: StepId, tokens: Mapping[TextWorker, TokenRows], finished: Mapping[TextWorker, FinishedRows]
-) -> Iterator[Outgoing]:
-    """The messages of one step: to each worker its tokens, which count against its credit, then which choices ended by them."""
-    for worker, token_rows in tokens.items():
-        worker.emitted(step)
-        yield Outgoing(worker.worker, token_rows.message(step))
+def emit(step: StepId, tokens: dict[TextWorker, TokenRows], finished: dict[TextWorker, FinishedRows]) -> Iterator[Outgoing]:
+    """The messages of one step: to each worker its tokens, which count against its credit, then which choices ended with it."""
+    for worker in tokens | finished:
+        if worker in tokens:
+            worker.emitted(step)
+            yield Outgoing(worker.worker, tokens[worker].message(step))
         if worker in finished:
             yield Outgoing(worker.worker, finished[worker].message())

@@ -64,7 +64,7 @@ class PageStore:
 
     @property
     def evicted(self) -> int:
-        """Pages evicted since the start."""
+        """Cached pages that were given to somebody else since the start."""
         return self._evicted
 
     @property
@@ -86,11 +86,15 @@ class PageStore:
         """Adds pages full of computed tokens to the tree, behind a place that is locked; see `PrefixTree.extend`."""
         return self._tree.extend(place, token_ids, pages)
 
+    def forget(self, salt: Salt, token_ids: bytes) -> None:
+        """Nobody is to find a prefix that begins with the first page of `token_ids`: what it holds cannot be used."""
+        self._pool.give_back(self._tree.forget(salt, token_ids), NO_STEP)
+
     def take(self, count: int) -> list[PageId]:
         """Raises InvariantViolated when fewer are available. Evicts what is missing and not a page more."""
         shortfall = count - self._pool.free_count
         if shortfall > 0:
-            self._evict(shortfall)
+            self._evicted += self._evict(shortfall)
         return self._pool.take(count)
 
     def give_back(self, pages: Iterable[PageId], last_step: StepId) -> None:
@@ -133,6 +137,5 @@ class PageStore:
 
     def _evict(self, count: int) -> int:
         evicted = self._tree.evict(count)
-        self._evicted += len(evicted)
         self._pool.give_back(evicted, NO_STEP)
         return len(evicted)

@@ -64,6 +64,8 @@ class PrefixTree:
     def __init__(self, page_size_tokens: int) -> None:
         self._page_bytes = page_size_tokens * TOKEN_BYTES
         self._roots: dict[Salt, Node] = {}
+        self._forgotten: set[Node] = set()
+        """Roots of what is not found any more but held by somebody, or not yet evicted."""
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, Node]] = []
         """A heap of (last use, node): every evictable leaf, and entries that are out of date."""
@@ -136,13 +138,34 @@ class PrefixTree:
         self._evictable_pages -= len(evicted)
         return evicted
 
+    def forget(self, salt: Salt, key: bytes) -> list[PageId]:
+        """Nothing that begins with the first page of `key` is found any more; the pages of it that nobody holds.
+
+        The others stay where they are, in a tree that nobody looks into, until they are evicted.
+        """
+        root = self._roots.get(salt)
+        top = None if root is None else root.children.pop(key[: self._page_bytes], None)
+        if root is None or top is None:
+            return []
+        root.locks -= top.locks
+        hidden = Node(salt=salt, parent=None, key=b"", pages=[], locks=top.locks)
+        top.parent = hidden
+        self._attach(top)
+        self._forgotten.add(hidden)
+        self._offer(root)
+        freed: list[PageId] = []
+        for node in reversed(list(_with_descendants(top))):
+            if node.is_evictable:
+                freed += node.pages
+                self._cut(node, 0)
+        self._pages -= len(freed)
+        self._evictable_pages -= len(freed)
+        return freed
+
     def nodes(self) -> Iterator[Node]:
         """Every node, a parent before its children."""
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack += node.children.values()
+        for root in (*self._roots.values(), *self._forgotten):
+            yield from _with_descendants(root)
 
     def _descend(self, node: Node, key: bytes, max_pages: int) -> tuple[Node, list[PageId]]:
         """The end of the known part of `key` below `node`, made the end of a node, and the pages up to it."""
@@ -239,7 +262,10 @@ class PrefixTree:
                 self._leaves = [(one.last_use, one) for one in self.nodes() if one.is_evictable]
                 heapq.heapify(self._leaves)
         elif node.parent is None and not node.locks and not node.children:
-            del self._roots[node.salt]
+            if node in self._forgotten:
+                self._forgotten.remove(node)
+            else:
+                del self._roots[node.salt]
 
     def _cut(self, leaf: Node, kept: int) -> None:
         """Leaves the first `kept` pages of a leaf, or nothing of it."""
@@ -251,3 +277,12 @@ class PrefixTree:
             leaf.parent = None
             self._nodes -= 1
             self._offer(parent)
+
+
+def _with_descendants(top: Node) -> Iterator[Node]:
+    """A node and all below it, a parent before its children."""
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children.values()

@@ -138,8 +138,8 @@ class RunningChoices:
         planned.open_slots = self._open_slots
         return planned
 
-    def acknowledge(self, planned: PlannedStep, *, device_us: int) -> None:
-        """The step is done: what it computed may be shared, and what waited for it is free."""
+    def acknowledge(self, planned: PlannedStep, *, device_us: int, failed: Container[Sequence] = ()) -> None:
+        """The step is done: what it computed may be shared, unless it failed, and what waited for it is free."""
         if self._pace is not None:
             self._pace.measured(prefill_tokens=planned.prefill_tokens, decode_rows=planned.decode_rows, step_us=device_us)
         self.pages.acknowledge(planned.step)
@@ -149,8 +149,13 @@ class RunningChoices:
             if sequence.slot != slot:
                 continue
             sequence.computed_tokens += count
-            if keeps_prefixes and sequence.computed_tokens >= (sequence.shared_pages + 1) * size:
+            if keeps_prefixes and sequence.computed_tokens >= (sequence.shared_pages + 1) * size and sequence not in failed:
                 self._share(sequence)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Nobody finds a page any more that the choice computed or read: one of them may be what spoilt its numbers."""
+        first_page = sequence.tokens[: self.pages.page_size_tokens]
+        self.pages.forget(self.cache_root(sequence.admit), first_page.tobytes())
 
     def _share(self, sequence: Sequence) -> None:
         """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""

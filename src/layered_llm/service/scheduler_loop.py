@@ -3,6 +3,7 @@
 Must not know: what a message means, processes, sockets.
 """
 
+import logging
 import math
 from typing import Final, Never, assert_never
 
@@ -48,6 +49,8 @@ STEP_DEADLINE_S: Final = 60.0
 STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
 """Far above what any device takes: a step that is not back by then never comes back."""
 
+logger = logging.getLogger(__name__)
+
 
 class StepOverdue(Exception):  # noqa: N818 - states what happened
     """The runtime did not answer a step in time; it hangs, and its process has to end."""
@@ -82,6 +85,7 @@ class SchedulerLoop:
     _oldest_began_s: float = 0.0
     """Since when the runtime has had nothing to do before the oldest of them."""
     _open_slots: int = 0
+    _has_warned: bool = False
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -147,6 +151,9 @@ class SchedulerLoop:
                         self._open_slots = message.open_slots
                         if self._trace is not None:
                             self._trace.completed(message, trio.current_time())
+                        if message.failed_rows and not self._has_warned:
+                            self._has_warned = True
+                            logger.warning("the model computed NaN or infinity; each request that meets it ends with an error")
                         self._send(core.complete(message))
                         self._figures.prefilled(core.prefilled_us(_now_us()))
                         self._note_releases(core)

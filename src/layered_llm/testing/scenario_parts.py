@@ -26,14 +26,16 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 
-async def read(engine: Engine, prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> None:
-    """Opens a request and reads it to its end; one that is to be refused must be, for this reason."""
+async def read(
+    engine: Engine, prompt: str = SHORT, *, refused: RejectReason | None = None, fails: bool = False, **params: Any
+) -> None:
+    """Opens a request and reads it to its end; one that is to be refused must be, for this reason, and one that fails must."""
     with contextlib.ExitStack() as owner:
         stream = engine.open(owner, Prompt.of_text(prompt), SamplingParams(**({"max_tokens": 4} | params)))
-        await read_stream(stream, refused)
+        await read_stream(stream, refused, fails=fails)
 
 
-async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | None = None) -> None:
+async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | None = None, *, fails: bool = False) -> None:
     """Reads a request to its end."""
     verdict = stream if isinstance(stream, Rejected) else await stream.verdict()
     reason = verdict.reason if isinstance(verdict, Rejected) else None
@@ -44,14 +46,16 @@ async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | N
     while not isinstance(stream, Rejected) and reason is None:
         events = await stream.receive()
         if isinstance(events[-1], RequestEnded):
+            if fails and events[-1].error is None:
+                raise PromiseBroken("a request whose row fails ends without an error")
             return
 
 
-def library(prompt: str = SHORT, *, refused: RejectReason | None = None, **params: Any) -> TargetScenario:
+def library(prompt: str = SHORT, *, refused: RejectReason | None = None, fails: bool = False, **params: Any) -> TargetScenario:
     """A target that opens one request and reads it to its end."""
 
     async def run(engine: Engine, _disconnect: trio.Event) -> None:
-        await read(engine, prompt, refused=refused, **params)
+        await read(engine, prompt, refused=refused, fails=fails, **params)
 
     return run
 

@@ -26,7 +26,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.runtime.scripts import EchoScript
+from layered_llm.runtime.scripts import EchoScript, FailingScript
 from layered_llm.testing.asgi_target import http_exchange
 from layered_llm.testing.byte_text import END, byte_text_files
 from layered_llm.testing.cancel_everywhere import CLIENT_FAULTS, LIBRARY_FAULTS
@@ -115,6 +115,7 @@ def all_scenarios() -> tuple[Target, ...]:
         *_library(options),
         *_crowded(options),
         *_refused(options),
+        *_failed(options),
         *_http(options),
         *ends_from_outside(options),
         *_ends(options),
@@ -163,6 +164,21 @@ def _refused(options: InlineEngineOptions) -> Iterator[Target]:
     yield Target(name="queue-full", run=later(late()), beside=busy, options=queue)
     outbox = attrs.evolve(options, max_open_requests=1)
     yield Target(name="process-full", run=later(late()), beside=(beside(max_tokens=12),), options=outbox)
+
+
+def _failed(options: InlineEngineOptions) -> Iterator[Target]:
+    """Rows without a result: the first token's of a prompt, of one in chunks, and a later one of several choices."""
+    script = FailingScript(script=options.script, token=ord("~"))
+    at_once = attrs.evolve(options, script=script, chunked_prefill_size=8)
+    later_on = attrs.evolve(options, script=attrs.evolve(script, position=2))
+    again = tuple(beside(f"{CHUNKED}~", after_s=after_s, fails=True) for after_s in (BEGUN_S, 10 * BEGUN_S))
+    others = (beside(max_tokens=6), *again)
+    yield Target(name="row-fails", run=library(f"{CHUNKED}~", fails=True), beside=others, options=at_once)
+    yield Target(name="choices-fail", run=library(f"{SHORT}~", fails=True, n=3), beside=(beside(),), options=later_on)
+    failed = HTTPStatus.INTERNAL_SERVER_ERROR
+    make = partial(Target, options=at_once, faults=CLIENT_FAULTS)
+    yield make(name="http-row-fails", run=http_exchange(COMPLETIONS, completion(prompt=f"{SHORT}~"), status=failed))
+    yield make(name="http-row-fails-stream", run=http_exchange(COMPLETIONS, completion(prompt=f"{SHORT}~", stream=True)))
 
 
 def _http(options: InlineEngineOptions) -> Iterator[Target]:

@@ -1,4 +1,4 @@
-"""Steps on the link to the runtime, held against the aborts that the scheduler had taken before.
+"""Steps on the link to the runtime, held against the aborts and the failed rows that the scheduler had taken before.
 
 Must not know: the scheduler.
 
@@ -40,6 +40,10 @@ class StepAudit:
     _slots: dict[int, _Slot] = attrs.field(init=False, factory=dict)
     _written: dict[StepId, dict[int, int]] = attrs.field(init=False, factory=dict)
     """For each step in flight the slot that writes each page."""
+    _rows: dict[StepId, list["_Slot"]] = attrs.field(init=False, factory=dict)
+    """Of each step in flight, as its slots were when it was sent."""
+    _spoilt_s: dict[int, float] = attrs.field(init=False, factory=dict)
+    """When the scheduler learned that a row failed which had read or written the page; gone when it is written again."""
 
     def sized(self, ready: RuntimeReady) -> None:
         self._page_size_tokens = ready.limits.page_size_tokens
@@ -53,6 +57,11 @@ class StepAudit:
 
     def completed(self, result: StepCompleted) -> None:
         self._written.pop(result.step, None)
+        rows = self._rows.pop(result.step, [])
+        for row in unpack_i32(result.failed_rows):
+            if (request := rows[row].request) is not None:
+                self.aborted(request)
+            self._spoilt_s |= dict.fromkeys(rows[row].pages, self._now())
 
     def sent(self, step: ExecuteStep) -> None:
         for slot in unpack_i32(step.retired):
@@ -62,9 +71,25 @@ class StepAudit:
         for slot, held in self._slots.items():
             aborted_s = math.inf if held.request is None else self._aborted_s.get(held.request, math.inf)
             if self._now() > aborted_s:
-                self._broken.append(f"C5: step {step.step} keeps slot {slot} of request {held.request}, which was aborted")
+                self._broken.append(
+                    f"C5: step {step.step} keeps slot {slot} of request {held.request}, which was aborted or failed"
+                )
         self._give_pages(step)
+        self._check_found(step)
         self._written[step.step] = dict(self._writes(step))
+        for page in self._written[step.step]:
+            self._spoilt_s.pop(page, None)
+        rows = [self._slots[slot] for slot in unpack_i32(step.slots)]
+        self._rows[step.step] = [_Slot(slot.request, list(slot.pages)) for slot in rows]
+
+    def _check_found(self, step: ExecuteStep) -> None:
+        """Whoever begins within its tokens has found the pages before: none of them may be of a row that failed."""
+        opened = {opening.slot for opening in step.opened}
+        for slot, start in zip(unpack_i32(step.slots), unpack_i32(step.starts), strict=True):
+            found = self._slots[slot].pages[: start // self._page_size_tokens] if slot in opened else []
+            for page in found:
+                if self._now() > self._spoilt_s.get(page, math.inf):
+                    self._broken.append(f"C5: step {step.step} reads page {page}, which belonged to a row that failed")
 
     def _request_of(self, opening: OpenSlot) -> RequestId | None:
         requests = self._origins.get((opening.prompt_ids, opening.sampling.seed), set())

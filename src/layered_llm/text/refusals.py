@@ -11,7 +11,7 @@ from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.text_scheduler import Refused
 from layered_llm.domain.verdicts import RejectReason
 
-FAILED: Final = "The engine failed while it worked on this request."
+NOT_FINITE: Final = "The model computed numbers for this request that are not finite (NaN or infinity), so it was ended."
 WAITED_TOO_LONG: Final = "The engine is busy: the request waited in its queue for as long as it may; try again later."
 FELL_BEHIND: Final = "The server's HTTP process fell behind and its requests were ended; try again."
 
@@ -25,7 +25,7 @@ def failure_sentence(reason: FinishReason) -> str | None:
     """Why the scheduler ended a choice that did not end by itself; None for one that did, or that nobody waits for."""
     match reason:
         case FinishReason.ERROR:
-            return FAILED
+            return NOT_FINITE
         case FinishReason.QUEUE_TIMEOUT:
             return WAITED_TOO_LONG
         case FinishReason.STOP | FinishReason.LENGTH | FinishReason.TOOL_CALLS | FinishReason.ABORT | FinishReason.RUNNING:

@@ -214,7 +214,8 @@ async def test_a_request_that_fails_ends_its_stream_with_the_engines_words() -> 
 
     exchange = await post(application(engine), CHAT, CHAT_BODY)
 
-    assert exchange.events()[-2]["error"]["message"] == "out of pages"
+    error = exchange.events()[-2]["error"]
+    assert (error["message"], error["code"]) == ("out of pages", "logits_not_finite")
     assert [c["finish_reason"] for c in choices(exchange.events()[:-2])] == [None, None]
 
 

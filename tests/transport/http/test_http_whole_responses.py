@@ -197,7 +197,8 @@ async def test_a_request_that_fails_in_the_engine_is_a_500_that_is_not_repeated(
 
     exchange = await post(application(engine), CHAT, CHAT_BODY)
 
-    assert (exchange.status, exchange.error()["message"]) == (500, "out of pages")
+    error = exchange.error()
+    assert (exchange.status, error["message"], error["code"]) == (500, "out of pages", "logits_not_finite")
     assert exchange.headers["x-should-retry"] == "false"
 
 

@@ -88,7 +88,7 @@ class StepCompleted:
 
     step: StepId
     token_ids: bytes = attrs.field(validator=packed("i"))
-    """One sampled token for each row with `samples` set, in row order."""
+    """One sampled token for each row with `samples` set, in row order, 0 for one that failed."""
     device_us: int
     """Time the step took on the device."""
     open_slots: int
@@ -101,7 +101,13 @@ class StepCompleted:
     A row tells those that follow the tokens that it computes, and the first of the prompt with the row that computes it.
     """
 
+    failed_rows: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Rows of the step, ascending, that have no result; what else is said of them means nothing. Nearly always none."""
+    failures: bytes = attrs.field(default=b"", validator=packed("b"))
+    """Why each of `failed_rows` has none: the FinishReason that its choice ends with."""
+
     def __attrs_post_init__(self) -> None:
+        same_rows(failed_rows=("i", self.failed_rows), failures=("b", self.failures))
         check_rows(self.logprobs, self.token_ids)
 
 

@@ -16,7 +16,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage
 from layered_llm.transport.http import sse
-from layered_llm.transport.http.api_error import ApiError, queue_timeout, request_failed
+from layered_llm.transport.http.api_error import ApiError, logits_not_finite, queue_timeout, request_failed
 from layered_llm.transport.http.openai_schema import responses
 from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text, prompt_object
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
@@ -111,8 +111,11 @@ class Tally:
         )
 
     def note_delta(self, delta: ChoiceDelta) -> None:
-        if delta.finish_reason in {FinishReason.ABORT, FinishReason.ERROR}:
-            self._fail("The server ended the request.")
+        # The request's own end may follow and says more.
+        if delta.finish_reason is FinishReason.ABORT:
+            self._error = self._error or request_failed("The server ended the request.")
+        elif delta.finish_reason is FinishReason.ERROR:
+            self._error = self._error or logits_not_finite("The model's numbers for the request are not finite.")
         elif delta.finish_reason is FinishReason.QUEUE_TIMEOUT:
             self._error = self._error or queue_timeout("The request waited too long to be started.", self._retry_after_s)
 
@@ -123,10 +126,6 @@ class Tally:
             self._error = self._worded(ended.error)
         if self._error is not None:
             self._open = 0
-
-    def _fail(self, message: str) -> None:
-        # The request's own end may follow and says more.
-        self._error = self._error or request_failed(message)
 
     def _worded(self, message: str) -> ApiError:
         """The error that a choice told, if any did, in the words of its request."""

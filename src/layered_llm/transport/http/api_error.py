@@ -132,6 +132,11 @@ def request_failed(message: str) -> ApiError:
     return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="engine_error")
 
 
+def logits_not_finite(message: str) -> ApiError:
+    """The model's numbers for the request are NaN or infinite: the same request will fare no better."""
+    return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="logits_not_finite")
+
+
 def queue_timeout(message: str, retry_after_s: int) -> ApiError:
     """The engine had no room for the request in time; it computed nothing of it, so that another try may do better."""
     return ApiError(
