@@ -12,6 +12,7 @@ from layered_llm.runtime.model_config import (
     RopeConfig,
     parse_model_config,
     read_config_json,
+    refuse_window,
 )
 
 RAW: dict[str, Any] = {
@@ -23,6 +24,9 @@ RAW: dict[str, Any] = {
     "vocab_size": 100,
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
 
 
 def test_absent_settings_take_hugging_faces_defaults() -> None:
@@ -67,27 +71,62 @@ def test_null_rope_scaling_is_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' is not supported"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor must be a positive number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": {}}, "rope_type='yarn' is not supported"),
+        ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "of 'full_attention' alone are not supported"),
+        ({"rope_parameters": {"rope_theta": None}, "rope_theta": 1e4}, "rope_theta must be a positive number, got 'None'"),
+        ({"rope_scaling": LLAMA3 | {"type": "llama3", "high_freq_factor": 1.0}}, "high_freq_factor=1.0 must be above low_freq"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor must be a positive number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor must be a positive number, got '0'"),
         ({"rope_parameters": [1]}, r"must be an object, got \[1\]"),
         ({"rope_theta": math.nan}, "rope_theta must be a positive number, got 'nan'"),
         ({"rope_theta": 10**400}, "rope_theta must be a positive number, got '1000"),
-        ({"sliding_window": "all"}, "sliding_window must be an integer, got 'all'"),
+        ({"sliding_window": "all"}, "sliding_window must be a positive integer or null, got 'all'"),
+        ({"sliding_window": 0}, "sliding_window must be a positive integer or null, got 0"),
+        ({"sliding_window": True}, "sliding_window must be a positive integer or null, got True"),
+        (QWEN2 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers must be an integer, got '2'"),
+        (
+            QWEN2 | {"layer_types": ["sliding_attention"] * 2},
+            "layer_types has sliding_attention, but there",
+        ),
+        (QWEN2 | {"layer_types": ["full_attention"]}, "layer_types must name one of"),
+        (QWEN2 | {"layer_types": ["linear_attention"] * 2}, "layer_types must name one of"),
+        ({"layer_types": {"0": "full_attention"}}, "layer_types must name one of"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
+        ({"attention_bias": None}, "attention_bias must be true or false, got None"),
+        ({"mlp_bias": 0}, "mlp_bias must be true or false, got 0"),
+        ({"is_causal": False}, "is_causal=False is not supported"),
+        ({"attention_chunk_size": 64}, "attention_chunk_size=64 is not supported"),
+        ({"per_layer_config": {"0": {"num_key_value_heads": 1}}}, "per_layer_config=.* is not supported"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights='other.safetensors' is not supported"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps must be a positive number, got '-1e-06'"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, got 'None'"),
+        ({"model_type": "gemma"}, "model_type='gemma' is not supported, only llama, mistral, qwen2, qwen3"),
+        ({"model_type": ["llama"]}, "model_type=.* is not supported"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
+            "ForSequenceClassification' is not",
+        ),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of names, got 'LlamaForCausalLM'"),
+        ({"architectures": [1]}, "architectures must be a list of names"),
         ({"num_hidden_layers": 2**31}, "num_hidden_layers must be a positive integer up to 2147483647, got '2147483648'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method='gptq' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"sliding_window": 1024}, "sliding_window=1024"),
         ({"head_dim": 15}, "head_dim=15 is odd"),
         ({"num_key_value_heads": 3}, "no multiple"),
-        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": None}, "hidden_size must be a positive integer, got null"),
+        ({"hidden_size": True}, "hidden_size must be a positive integer"),
+        ({"hidden_size": 64.0}, "hidden_size must be a positive integer"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number, got 'small'"),
-        ({"architectures": None}, "architectures must name"),
-        ({"architectures": ["A", "B"]}, "architectures must name"),
+        ({"architectures": None}, "has no model_type, and architectures does not name exactly one"),
+        ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "has no model_type, and architectures does not name"),
+        ({"architectures": ["A", "B"]}, "architecture 'A' is not supported"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
@@ -95,9 +134,27 @@ def test_what_is_not_supported_is_refused_by_name(settings: dict[str, Any], mess
         parse_model_config(RAW | settings)
 
 
-@pytest.mark.parametrize("settings", [{"sliding_window": 4096}, {"sliding_window": 64, "use_sliding_window": False}])
-def test_a_window_that_hides_nothing_is_no_window(settings: dict[str, Any]) -> None:
-    assert 2048 == parse_model_config(RAW | settings).context_tokens
+@pytest.mark.parametrize(
+    ("settings", "window_tokens"),
+    [
+        ({"sliding_window": 64}, 64),
+        (QWEN2 | {"sliding_window": 64}, None),
+        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True}, None),
+        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, 64),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 4096),
+        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}, 4096),
+    ],
+)
+def test_the_window_is_that_of_the_class(settings: dict[str, Any], window_tokens: int | None) -> None:
+    assert window_tokens == parse_model_config(RAW | settings | {"num_key_value_heads": 4}).window_tokens
+
+
+def test_a_window_is_refused_below_the_context_alone() -> None:
+    config = parse_model_config(RAW | {"sliding_window": 64})
+    refuse_window(config, 64)
+    with pytest.raises(ModelConfigError, match="sliding_window=64 is not supported below the context of 65 tokens"):
+        refuse_window(config, 65)
 
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
@@ -105,7 +162,7 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
         read_config_json(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 100_000, '{"a": ' + "9" * 4001 + "}"])
 def test_a_broken_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelConfigError, match=r"config\.json"):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from layered_llm.runtime.torch_opening import open_torch_device
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy
@@ -22,14 +23,17 @@ def served(directory: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("is_tied", "has_head"), [(True, False), (True, True), (False, True)])
-def test_f7_the_head_is_the_embedding_exactly_where_the_config_ties_them(is_tied: bool, has_head: bool, tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path, tie_word_embeddings=is_tied)
+def test_f7_the_head_is_the_embedding_where_the_config_ties_them_and_the_file_has_no_other(
+    is_tied: bool, has_head: bool, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, tie_word_embeddings=is_tied)
     weights = load_file(tmp_path / "model.safetensors")
     assert ("lm_head.weight" in weights) is not is_tied
     if is_tied and has_head:
         weights["lm_head.weight"] = torch.flip(weights["model.embed_tokens.weight"], dims=(0,))
         save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
 
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert reference_greedy(model, PROMPT, 8) == served(tmp_path)
 
 

@@ -16,7 +16,7 @@ from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, one_line
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.memory import available_bytes
-from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.model_config import ModelConfig, refuse_window
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
@@ -52,6 +52,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
     free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
+    refuse_window(config, chosen_context(config.context_tokens, options.context_override))
     build, machine = builder_of(config.architecture), _find_machine(options, config)
     arrange = as_it_is if machine is None else partial(in_panels, layout=panels_for(machine), room=HugePages(free_bytes).take)
     reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=arrange)

@@ -109,6 +109,19 @@ class CheckpointReader:
             self._has_converted = True
         return self._format or (WeightFormat.F32 if is_mixed else None)
 
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors that the checkpoint has are the same numbers. Raises CheckpointError where one cannot be read."""
+        first, second = self._tensors[name], self._tensors[other]
+        if first.shape != second.shape:
+            return False
+        one, two = first.read(), second.read()
+        if one.format is two.format:
+            return np.array_equal(one.data, two.data)
+        return np.array_equal(one.dequantized(), two.dequantized())
+
     def skip(self, name: str) -> None:
         """`name` may be in the checkpoint but is not needed."""
         if name in self._tensors:

@@ -3,12 +3,18 @@
 Must not know: family names, devices, steps.
 """
 
+from typing import Final
+
 import attrs
 
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.panels import Matrix
 from layered_llm.runtime.weights import CheckpointReader
+
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_HEAD: Final = "lm_head.weight"
 
 
 @attrs.frozen(kw_only=True)
@@ -24,12 +30,7 @@ class Variant:
 
 def build_decoder(config: ModelConfig, reader: CheckpointReader, variant: Variant) -> DecoderWeights:
     """Reads the whole model. Raises CheckpointError for a tensor of another shape; missing ones are `reader.finish`'s."""
-    embedding = reader.matrix(["model.embed_tokens.weight"], [config.vocabulary_size], config.hidden_size)
-    if config.tied_head:
-        reader.skip("lm_head.weight")
-        head = embedding
-    else:
-        head = reader.matrix(["lm_head.weight"], [config.vocabulary_size], config.hidden_size)
+    embedding, head = _embedding_and_head(config, reader)
     return DecoderWeights(
         config=config,
         embedding=embedding,
@@ -37,6 +38,21 @@ def build_decoder(config: ModelConfig, reader: CheckpointReader, variant: Varian
         norm=_norm(reader, "model.norm", config.hidden_size),
         head=head,
     )
+
+
+def _embedding_and_head(config: ModelConfig, reader: CheckpointReader) -> tuple[Matrix, Matrix]:
+    """Where the config ties them but the checkpoint has both, and they differ, the checkpoint is right, as in transformers.
+
+    Where it has only the head, that is both.
+    """
+    rows, columns = [config.vocabulary_size], config.hidden_size
+    if not config.tied_head:
+        return reader.matrix([_EMBEDDING], rows, columns), reader.matrix([_HEAD], rows, columns)
+    only = _HEAD if reader.has(_HEAD) and not reader.has(_EMBEDDING) else _EMBEDDING
+    differ = reader.has(_HEAD) and reader.has(_EMBEDDING) and not reader.are_equal(_EMBEDDING, _HEAD)
+    matrix = reader.matrix([only], rows, columns)
+    reader.skip(_HEAD)
+    return matrix, reader.matrix([_HEAD], rows, columns) if differ else matrix
 
 
 def _layer(config: ModelConfig, reader: CheckpointReader, variant: Variant, prefix: str) -> LayerWeights:
