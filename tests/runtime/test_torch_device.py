@@ -360,3 +360,15 @@ def test_bad_words_and_allowed_tokens_survive_preemption(checkpoint: Any) -> Non
 
     assert [expected, expected] == [whole, begun + driver.run()[0]]
     assert free != expected
+
+
+def test_a_prompt_of_the_whole_context_is_scored(checkpoint: Any) -> None:
+    directory, model = checkpoint("llama")
+    device = open_cpu(directory)
+    (prompt,) = prompts_of(device.limits.context_tokens)
+    driver = Driver(device, 50)
+    driver.add(open_slot(0, prompt, params=sampling(temperature=0.0, prompt_logprobs=0)), output_tokens=1)
+    driver.run()
+    logprobs = reference_logits(model, prompt).log_softmax(dim=-1)
+    expected = [float(logprobs[at, token]) for at, token in enumerate(prompt[1:])]
+    assert pytest.approx(expected, abs=1e-3) == [pairs[0][1] for pairs in driver.prompt_logprobs[0][1:]]

@@ -23,8 +23,8 @@ def test_a_request_that_fits_is_queued_once() -> None:
 def test_prompt_and_output_beyond_the_context_are_refused_in_tokens() -> None:
     rig = Rig(limits=limits(context=20))
 
-    rig.admit(admit(1, prompt=16, tokens=4))
-    rig.admit(admit(2, prompt=16, tokens=5))
+    rig.admit(admit(1, prompt=16, tokens=5))
+    rig.admit(admit(2, prompt=16, tokens=6))
 
     assert [1] == rig.queued
     assert [refusal(2, RejectReason.CONTEXT_LENGTH_EXCEEDED, 20, 21)] == rig.refused
@@ -33,8 +33,8 @@ def test_prompt_and_output_beyond_the_context_are_refused_in_tokens() -> None:
 def test_more_than_the_whole_pool_is_refused_in_pages() -> None:
     rig = Rig(limits=limits(pages=4, page_size=4, context=100))
 
-    rig.admit(admit(1, prompt=12, tokens=4))
-    rig.admit(admit(2, prompt=13, tokens=4))
+    rig.admit(admit(1, prompt=12, tokens=5))
+    rig.admit(admit(2, prompt=13, tokens=5))
 
     assert [1] == rig.queued
     assert [refusal(2, RejectReason.NEVER_FITS, 4, 5)] == rig.refused
@@ -140,3 +140,13 @@ def test_an_accepted_request_may_use_an_ended_id_again() -> None:
     rig.run()
 
     assert FinishReason.LENGTH is rig.reason(1)
+
+
+def test_a_prompt_of_the_whole_context_and_pool_has_its_one_token() -> None:
+    """That token is never fed back, so that it takes no position."""
+    rig = Rig(limits=limits(pages=4, page_size=4, context=16))
+
+    rig.admit(admit(1, prompt=16, tokens=1))
+    rig.run()
+
+    assert ([], [(1, 0)]) == (rig.refused, list(rig.ended))

@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=data.draw(st.integers(-1, 1)),
         )
         self.rig.admit(message, worker)
-        is_taken = len(prompt) + tokens <= context and may_open and has_room
+        is_taken = len(prompt) + tokens - 1 <= context and may_open and has_room
         assert is_taken == (request in self.rig.queued)
         if is_taken:
             self.tenants[request] = tenant

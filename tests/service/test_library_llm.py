@@ -90,6 +90,7 @@ def test_progress_is_shown_on_standard_error_unless_it_is_off(llm: LLM, capsys: 
     assert "" == shown.out
     assert "3/3" in shown.err
     assert "tokens/s" in shown.err
+    assert "\r" not in shown.err  # standard error is no terminal here
     llm.generate(["abc"] * 3, SHORT, progress=False)
     assert ("", "") == capsys.readouterr()
 

@@ -67,3 +67,9 @@ async def test_a_prompt_alone_is_an_answer(engine: Engine) -> None:
     completion = await engine.generate("abc", SamplingParams(max_tokens=0, echo=True, prompt_logprobs=0))
     assert ("abc", (), 0) == (completion.text, completion.token_ids, completion.usage.completion_tokens)
     assert b"abc" == b"".join(one.token for one in completion.prompt_logprobs)
+
+
+async def test_a_prompt_of_the_whole_context_is_scored(engine: Engine) -> None:
+    prompt = "a" * engine.limits.context_tokens
+    completion = await engine.generate(prompt, SamplingParams(max_tokens=0, echo=True, prompt_logprobs=0))
+    assert (prompt, len(prompt)) == (completion.text, len(completion.prompt_logprobs))

@@ -40,6 +40,15 @@ def test_every_setting_has_a_flag_and_a_help_text(field: "attrs.Attribute[object
     assert actions[flag(field.name)].help
 
 
+def test_a_setting_that_is_a_path_says_so_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    placeholders = {option: action.metavar for action in parser._actions for option in action.option_strings}
+
+    paths = ("--chat-template", "--certfile", "--keyfile", "--api-key-file", "--admin-key-file", "--trace-file", "--cache-dir")
+    assert ["FILE"] * 6 + ["DIRECTORY"] == [placeholders[name] for name in paths]
+
+
 def test_vllm_and_sglang_spellings_are_aliases() -> None:
     settings = load(parse("--max-model-len", "64", "--max-num-seqs", "2", "--model-path", "m", "--block-size", "8"), {})
 

@@ -188,6 +188,21 @@ def test_a_prompt_must_leave_room_for_one_token() -> None:
     assert (RejectReason.CONTEXT_LENGTH_EXCEEDED, "prompt", message) == rejected(Prompt.of_token_ids([1] * 100))
 
 
+@pytest.mark.parametrize("kept", [None, WHOLE_CONTEXT])
+def test_a_prompt_of_which_nothing_is_continued_may_fill_the_context(kept: int | None) -> None:
+    prompt = attrs.evolve(Prompt.of_token_ids([1] * 100), keep_last_tokens=kept)
+    outcome = prepared(prompt, max_tokens=0, echo=True)
+    assert (100, 1) == (len(unpack_i32(outcome.admit.prompt_ids)), outcome.admit.max_tokens)
+    message = "This model's maximum context length is 100 tokens, but the prompt has 101 tokens."
+    assert message == rejected(Prompt.of_token_ids([1] * 101), max_tokens=0)[2]
+
+
+def test_a_text_of_exactly_the_context_is_not_refused_by_its_length() -> None:
+    text = " world" * 10
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert len(ids) == len(unpack_i32(prepared(Prompt.of_text(text), context=len(ids), max_tokens=0).admit.prompt_ids))
+
+
 def test_a_chat_that_is_too_long_names_the_messages() -> None:
     reason, param, message = rejected(chat("x y" * 100))
     assert (RejectReason.CONTEXT_LENGTH_EXCEEDED, "messages") == (reason, param)

@@ -52,10 +52,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None
-    """Most tokens of one choice, its eos included; None means the rest of the context.
-
-    0 is allowed where something is told of the prompt.
-    """
+    """Most tokens of one choice, its eos included; None means the rest of the context. With 0 the prompt alone is computed."""
     min_tokens: int = 0
     """No eos and no stop id is sampled before this many tokens."""
     n: int = 1
@@ -122,8 +119,7 @@ def _check_lengths(params: SamplingParams) -> None:
     _check_int("min_tokens", params.min_tokens, 0, TOKENS_LIMIT - 1)
     if params.max_tokens is None:
         return
-    least = 0 if params.echo or params.prompt_logprobs is not None else 1
-    _check_int("max_tokens", params.max_tokens, least, TOKENS_LIMIT - 1)
+    _check_int("max_tokens", params.max_tokens, 0, TOKENS_LIMIT - 1)
     if params.min_tokens > params.max_tokens:
         raise ParameterError(
             "min_tokens", f"min_tokens must be at most max_tokens={params.max_tokens}, got {params.min_tokens}"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling import SamplingParams
 
 _MODEL_DECIDES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -26,6 +27,8 @@ class SamplingDefaults:
 
     def __attrs_post_init__(self) -> None:
         SamplingParams(**attrs.asdict(self))
+        if self.max_tokens == 0:
+            raise ParameterError("max_tokens", "max_tokens must be at least 1, got 0: nothing would ever be sampled")
 
     def applied(self, params: SamplingParams) -> SamplingParams:
         """`params` with nothing left open but the length of an output that nobody limits."""

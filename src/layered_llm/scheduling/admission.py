@@ -27,10 +27,10 @@ def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load
     """Why the request is not taken, or None when it is; what can never run is told before what cannot run now.
 
     The choices of a request may run one after another, so one of them decides whether it fits. Units of `limit` and `actual`:
-    tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests for SERVER_FULL,
-    those of the tenant for TOO_MANY_STREAMS.
+    computed tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests for
+    SERVER_FULL, those of the tenant for TOO_MANY_STREAMS.
     """
-    tokens = rows("i", admit.prompt_ids) + admit.max_tokens
+    tokens = rows("i", admit.prompt_ids) + admit.max_tokens - 1  # the last one is never computed
     pages = -(-tokens // limits.page_size_tokens)
     if tokens > limits.context_tokens:
         return _refuse(admit, RejectReason.CONTEXT_LENGTH_EXCEEDED, limits.context_tokens, tokens)

@@ -68,7 +68,9 @@ class Settings:
         aliases=("--context-length", "--max-model-len"),
         low=1,
     )
-    chat_template: str | None = _setting("file with a chat template in place of the model's own", default=None, group="model")
+    chat_template: str | None = _setting(
+        "file with a chat template in place of the model's own", default=None, placeholder="FILE", group="model"
+    )
     generation_config: str = _setting(
         "what a request leaves open is sampled by the model's generation_config.json (auto), or by temperature 1 and no filter",
         default=GENERATION_CONFIG_OF_MODEL,
@@ -128,11 +130,16 @@ class Settings:
     certfile: str | None = _setting(
         "certificate in PEM, with the chain behind it, for https and HTTP/2; needs --keyfile",
         default=None,
+        placeholder="FILE",
         group="http",
         aliases=("--ssl-certfile", "--ssl-cert-file"),
     )
     keyfile: str | None = _setting(
-        "its key in PEM, without a password", default=None, group="http", aliases=("--ssl-keyfile", "--ssl-key-file")
+        "its key in PEM, without a password",
+        default=None,
+        placeholder="FILE",
+        group="http",
+        aliases=("--ssl-keyfile", "--ssl-key-file"),
     )
     api_key: tuple[str, ...] = _setting(
         "key that clients must present, several allowed; others on this machine can read a command line, but neither "
@@ -141,7 +148,9 @@ class Settings:
         group="http",
         is_secret=True,
     )
-    api_key_file: str | None = _setting("file of such keys, one a line, each as KEY or as NAME:KEY", default=None, group="http")
+    api_key_file: str | None = _setting(
+        "file of such keys, one a line, each as KEY or as NAME:KEY", default=None, placeholder="FILE", group="http"
+    )
     admin_key: str | None = _setting(
         "key for what shows or changes others' things (/flush_cache, /abort_request of all, /debug/state, /server_info); "
         "without one these are open exactly where the server listens on loopback alone and has no API keys",
@@ -149,7 +158,9 @@ class Settings:
         group="http",
         is_secret=True,
     )
-    admin_key_file: str | None = _setting("file of such keys, as --api-key-file has them", default=None, group="http")
+    admin_key_file: str | None = _setting(
+        "file of such keys, as --api-key-file has them", default=None, placeholder="FILE", group="http"
+    )
     allowed_origin: tuple[str, ...] = _setting(
         "origin (as https://ui.example.com) whose web pages may use the server from a browser and read its answers (CORS), "
         "several allowed; * for all (default: none but the server's own)",
@@ -284,7 +295,10 @@ class Settings:
         group="runtime",
     )
     cache_dir: str | None = _setting(
-        "where compiled kernels are kept (default: ~/.cache/layered_llm)", default=None, group="runtime"
+        "where compiled kernels are kept (default: ~/.cache/layered_llm)",
+        default=None,
+        placeholder="DIRECTORY",
+        group="runtime",
     )
     scripted_output: str = _setting(
         "what the scripted device says: its prompt again, or letters that depend on the whole history",
@@ -298,6 +312,7 @@ class Settings:
     trace_file: str | None = _setting(
         "file for a trace of all steps, to be opened in https://ui.perfetto.dev or chrome://tracing",
         default=None,
+        placeholder="FILE",
         group="other",
     )
     log_level: str = _setting("least severe messages shown", default="info", group="other", choices=LOG_LEVELS)

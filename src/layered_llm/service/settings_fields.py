@@ -37,13 +37,15 @@ def setting(
     high: float | None = None,
     is_secret: bool = False,
     limit_reason: str = "",
+    placeholder: str = "",
 ) -> Any:
     """A field of the table: `aliases` are further flags; numbers are in `low` … `high`; a secret is never shown.
 
     `choices` are in lower case, and values are turned into it. `limit_reason` ends the message for a value that is not allowed.
+    `placeholder` stands for the value in the help, where it says more than the type does.
     """
     metadata = {"help": help_text, "group": group, "aliases": aliases, "choices": choices, "low": low, "high": high}
-    metadata |= {"is_secret": is_secret, "limit_reason": limit_reason}
+    metadata |= {"is_secret": is_secret, "limit_reason": limit_reason, "placeholder": placeholder}
     return attrs.field(default=default, repr=not is_secret, metadata=metadata, converter=_lower if choices else None)
 
 
@@ -76,7 +78,8 @@ def base_type(field: Field) -> type:
 
 
 def metavar(field: Field) -> str:
-    return _KINDS[base_type(field)][0]
+    placeholder: str = field.metadata["placeholder"]
+    return placeholder or _KINDS[base_type(field)][0]
 
 
 def kind(field: Field) -> str:

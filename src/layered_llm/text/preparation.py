@@ -91,12 +91,15 @@ class Preparation:
         """Pure, thread-safe, and without any effect if its result is dropped."""
         params = self._text_files.defaults.applied(self._message.params)
         reader = PromptReader(self._text_files, self._limits)
-        tokens = reader.tokens(self._message.prompt, output_tokens=params.max_tokens or 1)
+        least_output = 0 if params.max_tokens == 0 else 1
+        tokens = reader.tokens(
+            self._message.prompt, output_tokens=1 if params.max_tokens is None else params.max_tokens, least_output=least_output
+        )
         if isinstance(tokens, PromptRefused):
             return self._refuse(tokens)
         refused = self._judge(tokens)
-        if refused is None and len(tokens) >= self._limits.context_tokens:
-            refused = self._refuse(reader.too_long(self._message.prompt, str(len(tokens))))
+        if refused is None and len(tokens) + least_output > self._limits.context_tokens:
+            refused = self._refuse(reader.too_long(self._message.prompt, str(len(tokens)), least_output))
         return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
@@ -148,7 +151,7 @@ class Preparation:
 
     def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared | Rejected:
         room = self._limits.context_tokens - len(tokens)
-        max_tokens = room if params.max_tokens is None else min(max(params.max_tokens, 1), room)
+        max_tokens = room if params.max_tokens is None else max(min(params.max_tokens, room), 1)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
         bad_words = self._bad_words()
         if isinstance(bad_words, Rejected):
@@ -192,13 +195,13 @@ class Preparation:
             return []
 
     def _echo(self, tokens: "array[int]") -> str:
-        """The assistant's last turn, or a text as the client wrote it; anything else as its tokens spell it."""
+        """The assistant's last turn, or a text as the client wrote it; anything else as all of its tokens spell it."""
         prompt = self._message.prompt
         if prompt.chat is not None:
             return (prompt.chat[-1].content or "") if prompt.chat[-1].role == "assistant" else ""
         if prompt.text is not None and prompt.keep_last_tokens is None:
             return prompt.text
-        return self._text_files.tokenizer.decode(tokens, skip_special_tokens=self._message.params.skip_special_tokens)
+        return self._text_files.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""

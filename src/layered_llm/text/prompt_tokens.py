@@ -41,14 +41,17 @@ class PromptReader:
     _files: TextFiles
     _limits: EngineLimits
 
-    def tokens(self, prompt: Prompt, *, output_tokens: int = 1, most_tokens: int | None = None) -> "array[int] | PromptRefused":
+    def tokens(
+        self, prompt: Prompt, *, output_tokens: int = 1, least_output: int = 1, most_tokens: int | None = None
+    ) -> "array[int] | PromptRefused":
         """The prompt's ids, of those of a longer one the last `keep_last_tokens`, or the first.
 
         Nothing is judged of them but a text that surely exceeds the context, which is not worth its tokenizing.
         With `most_tokens` it may have so many, whatever the context. `output_tokens` is the room to leave for the output where
-        a prompt may have what is left of the context.
+        a prompt may have what is left of the context, `least_output` the room that any prompt has to leave.
         """
-        ids = self._all_tokens(prompt, self._worth_tokenizing(prompt) if most_tokens is None else most_tokens)
+        worth_tokenizing = self._worth_tokenizing(prompt) - least_output if most_tokens is None else most_tokens
+        ids = self._all_tokens(prompt, worth_tokenizing, least_output)
         if isinstance(ids, PromptRefused) or prompt.keep_last_tokens is None:
             return ids
         room = max(1, self._limits.context_tokens - output_tokens)
@@ -75,18 +78,19 @@ class PromptReader:
             )
         return rendered
 
-    def too_long(self, prompt: Prompt, tokens: str) -> PromptRefused:
+    def too_long(self, prompt: Prompt, tokens: str, least_output: int = 1) -> PromptRefused:
         """The verdict on a prompt of so many `tokens`, in words."""
+        room = "; it must leave room for at least one token of output" if least_output else ""
         message = (
             f"This model's maximum context length is {self._limits.context_tokens} tokens, but the prompt has {tokens} "
-            "tokens; it must leave room for at least one token of output."
+            f"tokens{room}."
         )
         return PromptRefused(reason=RejectReason.CONTEXT_LENGTH_EXCEEDED, message=message, param=prompt_param(prompt))
 
     def _worth_tokenizing(self, prompt: Prompt) -> int:
-        return self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT) - 1
+        return self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT)
 
-    def _all_tokens(self, prompt: Prompt, most_tokens: int) -> "array[int] | PromptRefused":
+    def _all_tokens(self, prompt: Prompt, most_tokens: int, least_output: int) -> "array[int] | PromptRefused":
         if prompt.token_ids is not None:
             return unpack_i32(prompt.token_ids)
         text = self.text(prompt)
@@ -95,7 +99,7 @@ class PromptReader:
         tokenizer = self._files.tokenizer
         least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
         if least_tokens > most_tokens:
-            return self.too_long(prompt, f"at least {least_tokens}")
+            return self.too_long(prompt, f"at least {least_tokens}", least_output)
         adds_special = prompt.chat is None if prompt.add_special_tokens is None else prompt.add_special_tokens
         try:
             return array("i", tokenizer.encode(text, add_special_tokens=adds_special))

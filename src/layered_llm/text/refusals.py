@@ -41,12 +41,13 @@ def refusal_sentence(refused: Refused) -> str:
         case RejectReason.NEVER_FITS:
             return f"The request needs {actual} pages of KV cache, but the whole pool has {limit}; lower max_tokens."
         case RejectReason.CONTEXT_LENGTH_EXCEEDED:
-            return f"The engine's context length is {limit} tokens, but prompt and max_tokens come to {actual} tokens."
+            return f"The engine's context length is {limit} tokens, but prompt and output would take {actual} of them."
         case RejectReason.QUEUE_FULL:
             return f"The engine is busy: {actual} requests wait, and at most {limit} may; try again later."
         case RejectReason.TOO_MANY_STREAMS | RejectReason.SERVER_FULL:
             whose = "The server" if refused.reason is RejectReason.SERVER_FULL else "This API key"
-            return f"{whose} has {actual} streams open, and at most {limit} may be; try again later."
+            streams = "stream" if actual == 1 else "streams"
+            return f"{whose} has {actual} {streams} open, and at most {limit} may be; try again later."
         case RejectReason.SHUTTING_DOWN:
             return "The engine is shutting down and takes no more requests; try again later."
         case (

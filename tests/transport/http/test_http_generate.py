@@ -194,7 +194,7 @@ async def test_of_the_prompt_nothing_is_told_unless_a_start_is_named() -> None:
         ({"input_ids": [[]]}, "input_ids[0]"),
         ({"text": "x", "sampling_params": []}, "sampling_params"),
         ({"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
-        ({"text": "x", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "x", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"text": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 8}}, "sampling_params.min_new_tokens"),
         ({"text": "x", "sampling_params": {"stop": ""}}, "sampling_params.stop"),
         ({"text": "x", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
@@ -210,7 +210,7 @@ async def test_of_the_prompt_nothing_is_told_unless_a_start_is_named() -> None:
         ({"prompt": "x", "return_logprob": True}, "return_logprob"),
         ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"prompt": ["x"]}, "prompt"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "sampling_params": {}}, "sampling_params"),
     ],
 )

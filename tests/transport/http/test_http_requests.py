@@ -214,12 +214,10 @@ def test_unknown_fields_and_harmless_metadata_are_ignored() -> None:
         ("n", 10**9),
         ("n", "2"),
         ("n", True),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 16.0),
         ("max_tokens", 2**31),
         ("max_tokens", 10**400),
-        ("max_completion_tokens", 0),
         ("min_tokens", -1),
         ("seed", 2**63),
         ("seed", 1.5),
@@ -255,8 +253,18 @@ def test_fewer_tokens_allowed_than_demanded_is_refused_with_both_numbers() -> No
     assert "5" in error.message
 
 
-def test_biases_beyond_the_range_count_as_its_limits() -> None:
-    assert chat(logit_bias={"5": -1000, "7": 100.5, "9": 1}).params.logit_bias == ((5, -100), (7, 100), (9, 1))
+@pytest.mark.parametrize("bias", [-101, 100.5, 1000])
+def test_a_bias_beyond_openais_range_is_refused(bias: float) -> None:
+    assert chat(logit_bias={"5": -100, "7": 100}).params.logit_bias == ((5, -100), (7, 100))
+    for error in (chat_error(logit_bias={"5": bias}), completion_error(logit_bias={"5": bias})):
+        assert ("logit_bias", True) == (error.param, "between -100 and 100" in error.message)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_prompt_alone_may_be_asked_for_everywhere_and_no_less(name: str) -> None:
+    assert [0, 0] == [chat(**{name: 0}).params.max_tokens, completion(**{name: 0}).params.max_tokens]
+    for error in (chat_error(**{name: -1}), completion_error(**{name: -1})):
+        assert (name, True) == (error.param, "between 0 and 2147483647" in error.message)
 
 
 NEUTRAL = [
@@ -421,7 +429,7 @@ def test_roles_and_contents_become_turns() -> None:
         ("hi", "messages"),
         (["hi"], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
-        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "narrator", "content": "x"}], "messages[0].role"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),

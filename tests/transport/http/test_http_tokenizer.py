@@ -100,7 +100,8 @@ async def test_the_description_is_the_checkpoints_own() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (TOKENIZE, {}, "messages"),
+        (TOKENIZE, {}, "prompt"),
+        (TOKENIZE, {"text": "x"}, "prompt"),
         (TOKENIZE, {"prompt": 7}, "prompt"),
         (TOKENIZE, {"prompt": ["a"]}, "prompt"),
         (TOKENIZE, {"prompt": "a", "messages": MESSAGES}, "prompt"),
@@ -192,3 +193,9 @@ async def test_a_question_that_outlasts_the_drain_is_a_503(autojump_clock: MockC
 
     assert (503, "shutting_down") == (call.exchange.status, call.exchange.error()["code"])
     assert [AbortReason.SHUTDOWN] == engine.questions[0].aborts
+
+
+async def test_a_body_for_another_server_is_told_what_is_required() -> None:
+    exchange = await post(application(FakeEngine()), TOKENIZE, {"text": "x"})
+
+    assert exchange.error()["message"].startswith("prompt is required")

@@ -64,7 +64,7 @@ class Admit:
     choices: int
     prompt_ids: bytes = attrs.field(validator=packed("i"))
     max_tokens: int
-    """At least 1, and prompt and output together never exceed the context."""
+    """At least 1, and prompt and output together, without the last token, never exceed the context."""
     sampling: TokenSampling
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt and, by default, tenant."""

@@ -47,7 +47,9 @@ _ALIKE: Final = (
 """Members that SamplingParams has by the same name."""
 _OTHERS: Final = ("spaces_between_special_tokens", "top_k")
 SAMPLING_PARAMS: Final = (
-    integer("max_new_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; 128 where absent."),
+    integer(
+        "max_new_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; 128 where absent. 0: the prompt alone is computed."
+    ),
     integer("min_new_tokens", 0, TOKENS_LIMIT - 1, "Nothing ends a choice before it has so many tokens."),
     *(field for field in SAMPLING if field.name in (*_ALIKE, *_OTHERS)),
     boolean("no_stop_trim", "The text holds what ended it."),
@@ -128,7 +130,7 @@ GENERATE: Final = (
         "Token ids of one prompt, or of several, in place of text.",
     ),
     string("prompt", "mini-sglang's shape: a text in place of these, which is sampled greedily and streamed."),
-    integer("max_tokens", 1, TOKENS_LIMIT - 1, "With prompt: most tokens; 16 where absent."),
+    integer("max_tokens", 0, TOKENS_LIMIT - 1, "With prompt: most tokens; 16 where absent."),
     boolean("ignore_eos", "With prompt: the model's own end tokens end nothing."),
     Field(
         "sampling_params",
@@ -254,12 +256,7 @@ def _native_params(given: Mapping[str, Any], logprobs: LogprobsAsked | None) -> 
     told = None if logprobs is None else given.get("top_logprobs_num", 0)
     told_of_prompt = None if logprobs is None or logprobs.prompt_from is None else told
     top_k, where = sampling.get("top_k"), "sampling_params"
-    most = read.integer(
-        f"{where}.max_new_tokens",
-        sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS),
-        1 if told_of_prompt is None else 0,
-        TOKENS_LIMIT - 1,
-    )
+    most = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     least = read.integer(f"{where}.min_new_tokens", sampling.get("min_new_tokens", 0), 0, most)
     try:
         return SamplingParams(

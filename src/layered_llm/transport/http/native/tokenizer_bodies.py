@@ -89,6 +89,8 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
 def _tokenize(fields: read.JsonObject) -> TokenizeRequest:
     refuse(fields, REFUSED_IN_TOKENIZE, names_of(TOKENIZE))
     given = read_all(TOKENIZE, fields)
+    if "prompt" not in given and "messages" not in given:
+        raise ParameterError("prompt", "prompt is required, or messages for a conversation")
     return TokenizeRequest(
         prompt=chat_prompt(given), with_spellings=given.get("return_token_strs", False), model=given.get("model")
     )

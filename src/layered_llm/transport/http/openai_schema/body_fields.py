@@ -136,14 +136,13 @@ def _truncation_side(param: str, value: object) -> str:
 
 
 def _logit_bias(param: str, value: object) -> tuple[tuple[int, float], ...]:
-    """Biases beyond the range count as its limits, as in vLLM."""
     biases: list[tuple[int, float]] = []
     given = read.json_object(param, value)
     read.at_most(param, given, MAX_BIASED_TOKENS)
     for key, item in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS):
             raise ParameterError(param, f"the keys of {param} must be token ids, got {read.shown(key)}")
-        biases.append((int(key), min(max(read.finite(param, item), -MAX_BIAS), MAX_BIAS)))
+        biases.append((int(key), read.number(param, item, -MAX_BIAS, MAX_BIAS)))
     return tuple(biases)
 
 
@@ -171,7 +170,12 @@ STREAM_OPTIONS: Final = (
 )
 
 SAMPLING: Final = (
-    integer("max_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; what the context does not hold is not sampled."),
+    integer(
+        "max_tokens",
+        0,
+        TOKENS_LIMIT - 1,
+        "Most tokens of a choice; what the context does not hold is not sampled. 0: the prompt alone is computed.",
+    ),
     integer("max_completion_tokens", 0, TOKENS_LIMIT - 1, "OpenAI's newer name of max_tokens; wins over it."),
     integer("min_tokens", 0, TOKENS_LIMIT - 1, "Nothing ends a choice before it has so many tokens."),
     integer("n", 1, MAX_CHOICES, "Choices for each prompt; the prompt is computed once."),
@@ -199,11 +203,11 @@ SAMPLING: Final = (
         {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
             "maxProperties": MAX_BIASED_TOKENS,
         },
         _logit_bias,
-        f"Token id to what is added to its logit; beyond {-MAX_BIAS:g} … {MAX_BIAS:g} the end of that range counts.",
+        "Token id to what is added to its logit.",
     ),
     Field(
         "allowed_token_ids",

@@ -12,7 +12,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.fields import Json
 
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING: Final = ("reasoning_content", "reasoning")
 """What servers of the family call the thoughts that come with an answer; the first that is there counts."""
 _NULLABLE_STRING: Final[Json] = {"type": ["string", "null"]}

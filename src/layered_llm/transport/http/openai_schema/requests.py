@@ -14,7 +14,7 @@ import attrs
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import Prompt, Rendering
 from layered_llm.domain.placement import Placement
-from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
+from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.bodies import checked
@@ -153,7 +153,7 @@ def _params(given: Mapping[str, Any], told: Told, *, default_max_tokens: int | N
     top_k, seed = given.get("top_k"), given.get("seed")
     return SamplingParams(
         **{name: given[name] for name in _ALIKE if name in given},
-        max_tokens=_max_tokens(given, default_max_tokens, least=0 if told.tells_prompt else 1),
+        max_tokens=given.get("max_completion_tokens", given.get("max_tokens", default_max_tokens)),
         top_k=0 if top_k == WHOLE_VOCABULARY else top_k,
         seed=None if seed == RANDOM_SEED else seed,
         logprobs=told.logprobs,
@@ -161,13 +161,6 @@ def _params(given: Mapping[str, Any], told: Told, *, default_max_tokens: int | N
         echo=told.echo,
         tells_prompt_ids=told.token_ids,
     )
-
-
-def _max_tokens(given: Mapping[str, Any], default: int | None, *, least: int) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in given:
-            return read.integer(name, given[name], least, TOKENS_LIMIT - 1)
-    return default
 
 
 def _delivery(given: Mapping[str, Any]) -> dict[str, Any]:

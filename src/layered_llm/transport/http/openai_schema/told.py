@@ -27,11 +27,6 @@ class Told:
     tokens_as_ids: bool
     """Log probabilities name tokens by their ids."""
 
-    @property
-    def tells_prompt(self) -> bool:
-        """Whether there is an answer even without any token of output."""
-        return self.echo or self.prompt_logprobs is not None
-
 
 def told_by_chat(given: Mapping[str, Any]) -> Told:
     """Raises ParameterError."""
