@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import random
 import struct
 from pathlib import Path
@@ -107,12 +108,16 @@ BROKEN = {
     "does not begin with the letters GGUF": b"PK" + bytes(40),
     "it is big-endian": b"GGUF" + struct.pack(">I", 3) + bytes(40),
     "version 1 is not supported": header(version=1),
-    "goes on behind its end": header(fields=HUGE),
+    "goes on behind its end": header(fields=9),
+    "it says that it has 0 tensors and 18446744073709551615 fields; at most 131072 and 65536": header(fields=HUGE),
+    "it says that it has 131073 tensors and 0 fields": header(tensors=(1 << 17) + 1),
     "goes on behind its end at byte 32": header(fields=1) + struct.pack("<Q", HUGE),
     "a value of the unknown type 99": header(fields=1) + text(b"k") + struct.pack("<I", 99),
     "an array of arrays": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 9, 1),
-    "behind its end at byte 49": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 8, HUGE),
-    "its end at byte 49": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 4, HUGE),
+    "behind its end at byte 49": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 8, 4000),
+    "its end at byte 49": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 4, 4000),
+    "an array of 18446744073709551615 elements; at most": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 8, HUGE),
+    "an array of 18446744073709551614 elements": header(fields=1) + text(b"k") + struct.pack("<IIQ", 9, 4, HUGE - 1),
     "behind its end at byte 57": header(fields=1) + text(b"k") + struct.pack("<IIQQ", 9, 8, 2, HUGE),
     r"the name 'a\\nb' cannot be printed": header(fields=1) + number(b"a\nb", 1),
     r"the name 'a\\x1bb' cannot be printed": header(tensors=1) + tensor(b"a\x1bb", 1) + bytes(64),
@@ -139,6 +144,20 @@ def test_a_broken_file_is_refused_in_one_line_that_says_what_is_wrong(complaint:
     with pytest.raises(GgufError, match=rf"m\.gguf .*{complaint}") as caught:
         GgufFile.open(tmp_path / "m.gguf")
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_that_is_a_hole_of_any_size_is_refused_at_once(tmp_path: Path) -> None:
+    with (tmp_path / "m.gguf").open("wb") as file:
+        file.write(header(fields=1) + text(b"k") + struct.pack("<IQ", 8, 1 << 36))
+        file.truncate(1 << 37)
+    with pytest.raises(GgufError, match=r"m\.gguf .*its header has more than 268435456 bytes"):
+        GgufFile.open(tmp_path / "m.gguf")
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(GgufError, match=r"m\.gguf is a named pipe, not a regular file"):
+        GgufFile.open(tmp_path / "m.gguf")
 
 
 def test_an_empty_array_is_an_empty_list(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import logging
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -137,19 +138,90 @@ def test_frequency_factors_are_what_llama_3_stretches_with(tmp_path: Path) -> No
     assert_same_logits(tmp_path / "m.gguf", model)
 
 
-def test_positions_may_be_scaled_down(tmp_path: Path) -> None:
-    scaled = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-    model = random_model("llama", rope_parameters=scaled)
-    write_gguf(tmp_path / "m.gguf", model, Type.F32, metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+        {"rope.scaling.type": "linear", "rope.scale_linear": 4.0},
+        {"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0},
+    ],
+    ids=str,
+)
+def test_positions_are_scaled_down_by_every_name_of_the_factor(metadata: dict[str, Any], kernels: str, tmp_path: Path) -> None:
+    model = random_model("llama", rope_parameters=LINEAR)
+    write_gguf(tmp_path / "m.gguf", model, Type.F32, metadata=metadata)
+    assert_same_logits(tmp_path / "m.gguf", model, kernels=kernels)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+        {"rope.scaling.type": "none", "rope.scale_linear": 4.0},
+        {"rope.scaling.type": "linear"},
+        {"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0},
+        {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.original_context_length": 8, "rope.scaling.attn_factor": 1.0},
+        {"attention.layer_norm_epsilon": 0.1, "attention.scale": 0.25, "attention.value_length": 16, "expert_count": 0},
+        {"attention.sliding_window": 0, "rope.freq_base_swa": 3.0, "logit_scale": 1.0, "use_parallel_residual": True},
+        {"vocab_size": 7, "rope.dimension_count": 16, "attention.causal": True, "attention.sliding_window_pattern": 6},
+    ],
+    ids=str,
+)
+def test_metadata_that_change_nothing_are_no_reason_to_refuse(metadata: dict[str, Any], tmp_path: Path) -> None:
+    model = make(tmp_path / "m.gguf", metadata=metadata)
     assert_same_logits(tmp_path / "m.gguf", model)
+
+
+def test_frequency_factors_and_a_factor_of_all_count_both(tmp_path: Path) -> None:
+    model = random_model("llama", rope_parameters=LINEAR | {"factor": 8.0})
+    metadata, factors = {"rope.scale_linear": 4.0}, np.full(8, 2.0, np.float32)
+    write_gguf(tmp_path / "m.gguf", model, Type.F32, metadata=metadata, tensors={"rope_freqs.weight": factors})
+    assert_same_logits(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "feed_forward_length"])
+def test_a_number_for_each_layer_is_one_where_all_are_the_same(key: str, tmp_path: Path) -> None:
+    model = random_model("llama")
+    value = {"attention.head_count": 4, "attention.head_count_kv": 2, "feed_forward_length": 96}[key]
+    write_gguf(tmp_path / "m.gguf", model, Type.F32, metadata={key: [value, value]})
+    assert_same_logits(tmp_path / "m.gguf", model)
+    write_gguf(tmp_path / "n.gguf", model, Type.F32, metadata={key: [value, value + 1]})
+    with pytest.raises(CheckpointError, match=rf"llama\.{key} must be one int, but is \[{value}, {value + 1}\]"):
+        GgufModel.open(tmp_path / "n.gguf").config()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling 'yarn' is not supported"),
-        ({"metadata": {"rope.dimension_count": 8}}, "partial_rotary_factor=0.5 is not supported"),
-        ({"metadata": {"attention.sliding_window": 8}}, "sliding_window=8 below"),
+        ({"metadata": {"rope.scaling.type": 3}}, "rope scaling 3 is not supported"),
+        ({"metadata": {"rope.scaling.factor": -4.0}}, "factor must be a positive number, got '-4.0'"),
+        ({"metadata": {"rope.scale_linear": math.nan}}, "factor must be a positive number, got 'nan'"),
+        ({"metadata": {"rope.scale_linear": "4"}}, r"llama\.rope\.scale_linear must be one float, but is '4'"),
+        (
+            {"metadata": {"rope.scaling.attn_factor": 2.0}},
+            r"metadata that are not .*: llama\.rope\.scaling\.attn_factor = 2\.0",
+        ),
+        ({"metadata": {"rope.scaling.yarn_ext_factor": 1.0}}, r"not supported.*: llama\.rope\.scaling\.yarn_ext_factor = 1\.0"),
+        ({"metadata": {"rope.new_scaling": 2.0, "x": 1}}, r"not supported.*: llama\.rope\.new_scaling = 2\.0, llama\.x = 1"),
+        ({"metadata": {"logit_scale": 0.5}}, r"not supported.*: llama\.logit_scale = 0\.5"),
+        ({"metadata": {"expert_count": 8}}, r"not supported.*: llama\.expert_count = 8"),
+        ({"metadata": {"attention.causal": False}}, r"not supported.*: llama\.attention\.causal = False"),
+        ({"metadata": {"attention.scale": 0.5}}, r"llama\.attention\.scale = 0\.5 is not supported"),
+        (
+            {"metadata": {"attention.value_length": 8}},
+            r"llama\.attention\.value_length is 8, but only heads of one size",
+        ),
+        ({"metadata": {"rope.dimension_count": 8}}, r"llama\.rope\.dimension_count is 8, but only heads of one size"),
+        ({"metadata": {"attention.sliding_window": 8}}, "sliding_window=8 is not supported below the context of 256"),
+        ({"metadata": {"attention.head_count_kv": 0}}, "num_key_value_heads must be a positive integer"),
+        ({"metadata": {"attention.layer_norm_rms_epsilon": math.inf}}, "rms_norm_eps must be a positive number"),
         ({"metadata": {"attention.head_count": "many"}}, r"llama\.attention\.head_count must be one int, but is 'many'"),
         ({"metadata": {"attention.head_count": 3}}, r"attn_q\.weight has 64 rows, which are no 3 heads|no multiple of"),
         ({"tensors": {"blk.0.ffn_gate_exps.weight": np.ones((4, 32), np.float32)}}, r"not supported.*: blk\.0\.ffn_gate_exps"),
@@ -157,6 +229,7 @@ def test_positions_may_be_scaled_down(tmp_path: Path) -> None:
             {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},
             r"rope_freqs\.weight has 3 numbers, but half a head has 8",
         ),
+        ({"tensors": {"rope_freqs.weight": np.zeros(8, np.float32)}}, r"rope_freqs\.weight has numbers that are not positive"),
     ],
 )
 def test_what_cannot_be_executed_exactly_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -188,6 +261,12 @@ def test_another_architecture_is_refused_with_the_supported_ones(tmp_path: Path)
 def test_a_part_of_a_split_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_fields(tmp_path / "m.gguf", "llama", split__count=3)
     with pytest.raises(CheckpointError, match="one of 3 parts of a model: join them"):
+        GgufModel.open(tmp_path / "m.gguf")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "m.gguf", metadata={"general.type": "adapter"})
+    with pytest.raises(CheckpointError, match=r"general\.type is 'adapter', and only a model can be served"):
         GgufModel.open(tmp_path / "m.gguf")
 
 

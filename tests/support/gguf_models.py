@@ -78,13 +78,18 @@ def _write_config(writer: Any, config: Any, architecture: str, metadata: Mapping
         "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     }
     for key, value in (numbers | dict(metadata)).items():
+        name = key if key.startswith("general.") else f"{architecture}.{key}"
         match value:
+            case bool():
+                writer.add_bool(name, value)
             case int():
-                writer.add_uint32(f"{architecture}.{key}", value)
+                writer.add_uint32(name, value)
             case float():
-                writer.add_float32(f"{architecture}.{key}", value)
+                writer.add_float32(name, value)
+            case list():
+                writer.add_array(name, value)
             case _:
-                writer.add_string(f"{architecture}.{key}", value)
+                writer.add_string(name, value)
 
 
 def _interleaved_heads(name: str, config: Any) -> int | None:

@@ -27,6 +27,12 @@ _VERSIONS: Final = (2, 3)
 _MOST_DIMENSIONS: Final = 4
 _DEFAULT_ALIGNMENT: Final = 32
 _NAME_SHOWN: Final = 80
+_MOST_HEADER_BYTES: Final = 1 << 28
+_MOST_FIELDS: Final = 1 << 16
+_MOST_TENSORS: Final = 1 << 17
+_MOST_ELEMENTS: Final = 1 << 22
+"""Of an array. A vocabulary of 262,144 tokens takes 6 MB and an array of half a million merges; a file with holes may claim to
+have any size at no cost."""
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _NUMBERS: Final[Mapping[int, str]] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -189,7 +195,7 @@ class _Cursor:
         if kind != _ARRAY:
             letter = _letter(kind)
             return struct.unpack("<" + letter, self._take(struct.calcsize("<" + letter)))[0]
-        kind, count = self.u32(), self.u64()
+        kind, count = self._array()
         if kind == _STRING:
             return [self.string() for _ in range(count)]
         letter = _letter(kind)
@@ -202,11 +208,17 @@ class _Cursor:
             return
         count = 1
         if kind == _ARRAY:
-            kind, count = self.u32(), self.u64()
+            kind, count = self._array()
         if kind == _STRING:
             self._step_over_strings(count)
         else:
             self._move(count * struct.calcsize("<" + _letter(kind)))
+
+    def _array(self) -> tuple[int, int]:
+        kind, count = self.u32(), self.u64()
+        if count > _MOST_ELEMENTS:
+            raise _Malformed(f"an array of {count} elements; at most {_MOST_ELEMENTS} are read")
+        return kind, count
 
     def _step_over_strings(self, count: int) -> None:
         """There are hundreds of thousands in a file, so the loop is bare."""
@@ -231,6 +243,8 @@ class _Cursor:
         if size_bytes > len(self.data) - self.position:
             raise _cut_off(len(self.data))
         self.position += size_bytes
+        if self.position > _MOST_HEADER_BYTES:
+            raise _Malformed(f"its header has more than {_MOST_HEADER_BYTES} bytes, which is the most that is read")
 
 
 def _cut_off(size_bytes: int) -> _Malformed:
@@ -251,7 +265,12 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         raise _Malformed("it is big-endian" if swapped in _VERSIONS else f"version {version} is not supported, only 2 and 3")
-    return cursor.u64(), cursor.u64()
+    tensors, fields = cursor.u64(), cursor.u64()
+    if tensors > _MOST_TENSORS or fields > _MOST_FIELDS:
+        raise _Malformed(
+            f"it says that it has {tensors} tensors and {fields} fields; at most {_MOST_TENSORS} and {_MOST_FIELDS} are read"
+        )
+    return tensors, fields
 
 
 def _fields(cursor: _Cursor, count: int) -> dict[str, _Value]:

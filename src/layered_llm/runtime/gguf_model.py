@@ -19,8 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.formats.gguf import GgufError, GgufFile, GgufTensor
+from layered_llm.runtime.gguf_keys import changing_keys
 from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.model_config import FrequencyFactors, ModelConfig, ModelConfigError, RopeConfig, parse_model_config
+from layered_llm.runtime.model_config import (
+    FrequencyFactors,
+    LinearScaling,
+    ModelConfig,
+    ModelConfigError,
+    RopeConfig,
+    parse_model_config,
+)
 from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, StoredTensor, weight_format
 
 _LOG: Final = logging.getLogger(__name__)
@@ -67,6 +75,7 @@ class GgufModel:
         try:
             file = GgufFile.open(path)
             architecture, parts = file.get("general.architecture"), file.get("split.count")
+            purpose = file.get("general.type")
         except GgufError as error:
             raise CheckpointError(str(error)) from error
         if not isinstance(architecture, str) or architecture not in _CLASSES:
@@ -77,29 +86,36 @@ class GgufModel:
             raise CheckpointError(
                 f"{path} is one of {_told(parts)} parts of a model: join them with 'llama-gguf-split --merge' first"
             )
+        if purpose not in (None, "model"):
+            raise CheckpointError(f"{path}: general.type is {_told(purpose)}, and only a model can be served")
         unknown = [name for name in file.tensors if name != _FREQUENCY_FACTORS and _hugging_face_name(name) is None]
         if unknown:
-            shown = ", ".join(unknown[:_NAMES_SHOWN]) + (" …" if len(unknown) > _NAMES_SHOWN else "")
-            raise CheckpointError(f"{path}: tensors that are not supported in a GGUF file: {shown}")
-        return cls(file, architecture)
+            raise CheckpointError(f"{path}: tensors that are not supported in a GGUF file: {_listed(unknown)}")
+        model = cls(file, architecture)
+        model._refuse_unread_metadata()
+        return model
 
     def config_json(self) -> dict[str, Any]:
         """What a config.json would say of this model. Raises CheckpointError where the metadata lack it."""
         heads, hidden_size = self._number("attention.head_count", int), self._number("embedding_length", int)
-        head_dim = self._optional("attention.key_length", int) or hidden_size // max(heads, 1)
+        head_dim = self._optional("attention.key_length", int, hidden_size // max(heads, 1))
+        window = self._optional("attention.sliding_window", int) or None
         return {
             "architectures": [_CLASSES[self._architecture]],
+            "model_type": self._architecture,
             "vocab_size": self._embedding_rows(),
             "hidden_size": hidden_size,
             "intermediate_size": self._number("feed_forward_length", int),
             "num_hidden_layers": self._number("block_count", int),
             "num_attention_heads": heads,
-            "num_key_value_heads": self._optional("attention.head_count_kv", int) or heads,
+            "num_key_value_heads": self._optional("attention.head_count_kv", int, heads),
             "head_dim": head_dim,
             "max_position_embeddings": self._number("context_length", int),
-            "sliding_window": self._optional("attention.sliding_window", int),
+            "sliding_window": window,
+            "use_sliding_window": window is not None,
+            "max_window_layers": 0,
             "rms_norm_eps": _shortest(self._number("attention.layer_norm_rms_epsilon", float)),
-            "rope_parameters": self._rope(head_dim),
+            "rope_parameters": self._rope(),
             "attention_bias": self._architecture != "qwen2" and "blk.0.attn_q.bias" in self._file.tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in self._file.tensors,
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
@@ -111,17 +127,46 @@ class GgufModel:
             config = parse_model_config(self.config_json())
         except ModelConfigError as error:
             raise ModelConfigError(f"{self._file.path}: its metadata do not make a model: {error}") from error
+        self._check_head(config.head_dim)
         factors = self._file.tensors.get(_FREQUENCY_FACTORS)
-        if factors is None:
-            return config
-        numbers = self._stored(_FREQUENCY_FACTORS, factors, None).read().dequantized().reshape(-1)
+        return config if factors is None else attrs.evolve(config, rope=self._with_factors(config, factors))
+
+    def _with_factors(self, config: ModelConfig, tensor: GgufTensor) -> RopeConfig:
+        """Each frequency divided by its own factor, and by that of all."""
+        numbers = self._stored(_FREQUENCY_FACTORS, tensor, None).read().dequantized().reshape(-1)
         if len(numbers) != config.head_dim // 2:
             raise CheckpointError(
                 f"{self._file.path}: {_FREQUENCY_FACTORS} has {len(numbers)} numbers, but half a head has "
                 f"{config.head_dim // 2}"
             )
-        scaling = FrequencyFactors(factors=tuple(map(float, numbers)))
-        return attrs.evolve(config, rope=RopeConfig(theta=config.rope.theta, scaling=scaling))
+        if not (np.isfinite(numbers) & (numbers > 0)).all():
+            raise CheckpointError(f"{self._file.path}: {_FREQUENCY_FACTORS} has numbers that are not positive")
+        scaling = config.rope.scaling
+        common = np.float32(scaling.factor if isinstance(scaling, LinearScaling) else 1.0)
+        return RopeConfig(theta=config.rope.theta, scaling=FrequencyFactors(factors=tuple(map(float, numbers * common))))
+
+    def _check_head(self, head_dim: int) -> None:
+        """Values as long as keys, all of a head rotated, and its products scaled as always."""
+        scale = self._optional("attention.scale", float)
+        if scale and np.float32(scale) != np.float32(head_dim**-0.5):
+            raise CheckpointError(f"{self._file.path}: {self._architecture}.attention.scale = {scale} is not supported")
+        for name in ("attention.value_length", "rope.dimension_count"):
+            length = self._optional(name, int, head_dim)
+            if length != head_dim:
+                raise CheckpointError(
+                    f"{self._file.path}: {self._architecture}.{name} is {length}, but only heads of one size, here "
+                    f"{head_dim}, are supported"
+                )
+
+    def _refuse_unread_metadata(self) -> None:
+        keys = [key for key in self._file.keys if key.startswith(f"{self._architecture}.")]
+        try:
+            unread = list(changing_keys({key: self._file.get(key) for key in keys}, self._architecture))
+        except GgufError as error:
+            raise CheckpointError(str(error)) from error
+        if unread:
+            shown = ", ".join(f"{key} = {_told(self._file.get(key))}" for key in unread[:_NAMES_SHOWN])
+            raise CheckpointError(f"{self._file.path}: metadata that are not supported in a GGUF file: {shown}")
 
     def tensors(self) -> dict[str, StoredTensor]:
         """All weights by their Hugging Face names, not read yet."""
@@ -147,7 +192,7 @@ class GgufModel:
         if self._architecture != _INTERLEAVED:
             return {}
         heads = self._number("attention.head_count", int)
-        return {"attn_q": heads, "attn_k": self._optional("attention.head_count_kv", int) or heads}
+        return {"attn_q": heads, "attn_k": self._optional("attention.head_count_kv", int, heads)}
 
     def _embedding_rows(self) -> int:
         tensor = self._file.tensors.get("token_embd.weight")
@@ -155,24 +200,16 @@ class GgufModel:
             raise CheckpointError(f"{self._file.path} lacks the tensor token_embd.weight")
         return tensor.shape[0]
 
-    def _rope(self, head_dim: int) -> dict[str, Any]:
+    def _rope(self) -> dict[str, Any]:
+        """As llama.cpp: scaling without a type is linear, and the older name of the factor counts if there is no newer one."""
         theta = self._optional("rope.freq_base", float)
-        rotated = self._optional("rope.dimension_count", int)
-        return {
-            "rope_theta": 10_000.0 if theta is None else _shortest(theta),
-            "partial_rotary_factor": 1.0 if rotated is None else rotated / max(head_dim, 1),
-            **self._scaling(),
-        }
-
-    def _scaling(self) -> dict[str, Any]:
-        kind = self._metadata("rope.scaling.type")
-        match kind:
-            case None | "none":
-                return {}
-            case "linear":
-                return {"rope_type": "linear", "factor": self._number("rope.scaling.factor", float)}
-            case _:
-                raise CheckpointError(f"{self._file.path}: rope scaling {_told(kind)} is not supported in a GGUF file")
+        kind, factor = self._metadata("rope.scaling.type"), self._optional("rope.scaling.factor", float)
+        older = self._optional("rope.scale_linear", float)
+        if kind not in (None, "none", "linear"):
+            raise CheckpointError(f"{self._file.path}: rope scaling {_told(kind)} is not supported in a GGUF file")
+        factor = older if factor is None else factor
+        scaling = {"rope_type": "linear", "factor": _shortest(factor)} if factor and kind != "none" else {}
+        return {"rope_theta": 10_000.0 if theta is None else _shortest(theta), **scaling}
 
     def _log_expansion(self) -> None:
         kinds = sorted({tensor.type.name for tensor in self._file.tensors.values() if weight_format(tensor.type.name) is None})
@@ -185,13 +222,16 @@ class GgufModel:
         except GgufError as error:
             raise CheckpointError(str(error)) from error
 
-    def _optional(self, name: str, kind: type[int] | type[float]) -> Any:
+    def _optional(self, name: str, kind: type[int] | type[float], default: int | None = None) -> Any:
+        """A number, or one for each layer that are all the same."""
         value = self._metadata(name)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise CheckpointError(
                 f"{self._file.path}: {self._architecture}.{name} must be one {kind.__name__}, but is {_told(value)}"
             )
-        return value
+        return default if value is None else value
 
     def _number(self, name: str, kind: type[int] | type[float]) -> Any:
         value = self._optional(name, kind)
@@ -233,6 +273,10 @@ def _in_halves(name: str, read: Callable[[], WeightMatrix], shape: tuple[int, ..
 def _told(value: object) -> str:
     """A value of the file in a message of one line."""
     return repr(value)[:_VALUE_SHOWN]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
 
 
 def _shortest(value: float) -> float:
