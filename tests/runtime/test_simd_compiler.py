@@ -72,3 +72,17 @@ def test_products_of_bytes_compile_for_processors_that_have_them_in_narrow_vecto
     features = "+avx2,+fma,+f16c,+avxvnni"
     machine = Machine(processor="alderlake", features=features, lanes=8, registers=16, has_byte_products=True)
     assert all(compile_piece(machine, define) for define in program_pieces(EVERYTHING).values())
+
+
+class NotWanted(Exception):  # noqa: N818 - no error
+    pass
+
+
+def test_a_compilation_that_is_given_up_ends_with_the_piece_under_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def check() -> None:
+        if list((tmp_path / "kernels").glob("*")):
+            raise NotWanted
+
+    with caplog.at_level(logging.INFO), pytest.raises(NotWanted):
+        load_program(this_machine(), NEEDS, tmp_path / "kernels", check)
+    assert ["linear_Q4_1"] == compiled(caplog)

@@ -9,6 +9,10 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 
 
+def go_on() -> None:
+    """For whoever opens a device and is not going to give the opening up."""
+
+
 class DeviceError(Exception):
     """The device cannot be opened, or can go on no longer; the message is one line that an operator can act on."""
 

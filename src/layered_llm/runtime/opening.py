@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.runtime.device import Device, DeviceError
+from layered_llm.runtime.device import Device, DeviceError, go_on
 from layered_llm.runtime.model_config import read_size
 from layered_llm.runtime.model_files import read_raw_config
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
@@ -27,8 +27,15 @@ def block_for(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def open_device(options: RuntimeOptions, *, now_us: Callable[[], int], wait: Callable[[float], None] = block_for) -> Device:
-    """`now_us` is a monotonic clock; `wait` lets a scripted step's seconds pass.
+def open_device(
+    options: RuntimeOptions,
+    *,
+    now_us: Callable[[], int],
+    wait: Callable[[float], None] = block_for,
+    check: Callable[[], None] = go_on,
+) -> Device:
+    """`now_us` is a monotonic clock; `wait` lets a scripted step's seconds pass; `check` is called between two parts
+    of the opening, and what it raises ends it.
 
     Raises DeviceError, with one line for the operator, where the device cannot be opened.
     """
@@ -38,7 +45,8 @@ def open_device(options: RuntimeOptions, *, now_us: Callable[[], int], wait: Cal
         case "cpu":
             from layered_llm.runtime.torch_opening import open_torch_device  # noqa: PLC0415 - scripted must start without torch
 
-            return open_torch_device(options, now_us=now_us)
+            check()
+            return open_torch_device(options, now_us=now_us, check=check)
         case _:
             assert_never(options.device)
 

@@ -3,11 +3,14 @@
 Must not know: checkpoints, sampling, policy.
 """
 
+from collections.abc import Callable
+
 import attrs
 import torch
 
 from layered_llm.runtime.attention import plan_attention
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from layered_llm.runtime.device import go_on
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm, RotaryEmbedding, SelfAttention
 from layered_llm.runtime.linear import Linear
@@ -39,21 +42,22 @@ class TorchDecoder:
         return logits
 
 
-def expand_model(weights: DecoderWeights) -> CausalLm:
-    """The model with all weights as fp32, in memory of its own."""
+def expand_model(weights: DecoderWeights, check: Callable[[], None] = go_on) -> CausalLm:
+    """The model with all weights as fp32, in memory of its own; `check` is called before each layer."""
     config = weights.config
     embedding = torch.from_numpy(weights.embedding.dequantized())
     head = embedding if weights.head is weights.embedding else torch.from_numpy(weights.head.dequantized())
     return CausalLm(
         embedding=embedding,
         rotary=RotaryEmbedding.build(config.rope, config.head_dim),
-        layers=tuple(_layer(config, layer, number) for number, layer in enumerate(weights.layers)),
+        layers=tuple(_layer(config, layer, number, check) for number, layer in enumerate(weights.layers)),
         norm=_norm(config, weights.norm),
         head=Linear.build(head, None),
     )
 
 
-def _layer(config: ModelConfig, weights: LayerWeights, number: int) -> DecoderLayer:
+def _layer(config: ModelConfig, weights: LayerWeights, number: int, check: Callable[[], None]) -> DecoderLayer:
+    check()
     return DecoderLayer(
         attention_norm=_norm(config, weights.attention_norm),
         attention=SelfAttention(

@@ -13,14 +13,15 @@ import torch
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
-from layered_llm.runtime.device import DeviceError, one_line
+from layered_llm.runtime.device import DeviceError, go_on, one_line
 from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig, refuse_window
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
-from layered_llm.runtime.panels import in_panels
+from layered_llm.runtime.panels import Matrix, in_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
@@ -37,33 +38,33 @@ from layered_llm.runtime.weights import CheckpointReader, as_it_is
 _LOG: Final = logging.getLogger(__name__)
 
 
-def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int]) -> TorchDevice:
+def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int], check: Callable[[], None] = go_on) -> TorchDevice:
     """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
     threads = options.threads or min(available_cores(), torch.get_num_threads())
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     try:
-        return _open(options, now_us)
+        return _open(options, now_us, check)
     except (RuntimeError, MemoryError) as error:
         raise DeviceError(f"the model cannot be loaded: {one_line(error)}") from error
 
 
-def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
+def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[], None]) -> TorchDevice:
     free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
     refuse_window(config, chosen_context(config.context_tokens, options.context_override))
     build, machine = builder_of(config.architecture), _find_machine(options, config)
     arrange = as_it_is if machine is None else partial(in_panels, layout=panels_for(machine), room=HugePages(free_bytes).take)
-    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=arrange)
+    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=partial(_arranged, arrange, check))
     weights = build(config, reader)
     reader.finish()
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
     pool = _size_pool(options, config, weight_bytes, free_bytes)
     if machine is None:
-        model, computed = _torch_model(options, weights, pool.pages), f"torch with {torch.get_num_threads()} threads"
+        model, computed = _torch_model(options, weights, pool.pages, check), f"torch with {torch.get_num_threads()} threads"
     else:
-        model, computed = _simd_model(options, weights, pool.pages, machine)
+        model, computed = _simd_model(options, weights, pool.pages, machine, check)
     _LOG.info(
         "%s on the CPU: weights %s, computed in float32 by %s; KV pool of %d pages of %d tokens, %s",
         *(config.architecture, reader.types, computed, pool.pages, options.page_size_tokens, options.kv_dtype),
@@ -79,6 +80,11 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int]) -> TorchDevice:
         ),
         now_us=now_us,
     )
+
+
+def _arranged(arrange: Callable[[WeightMatrix], Matrix], check: Callable[[], None], matrix: WeightMatrix) -> Matrix:
+    check()
+    return arrange(matrix)
 
 
 def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | None:
@@ -106,16 +112,18 @@ def _find_machine(options: RuntimeOptions, config: ModelConfig) -> Machine | Non
     return None
 
 
-def _simd_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine) -> tuple[StepModel, str]:
+def _simd_model(
+    options: RuntimeOptions, weights: DecoderWeights, pages: int, machine: Machine, check: Callable[[], None]
+) -> tuple[StepModel, str]:
     pool = KvPool.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens, dtype=options.kv_dtype)
-    program = load_program(machine, needs_of(weights, pool), options.kernel_cache)
+    program = load_program(machine, needs_of(weights, pool), options.kernel_cache, check)
     crew = Crew(program, threads=options.threads or available_cores())
     return SimdDecoder(weights, pool, crew), f"generated kernels for {machine.processor} with {crew.threads} threads"
 
 
-def _torch_model(options: RuntimeOptions, weights: DecoderWeights, pages: int) -> StepModel:
+def _torch_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, check: Callable[[], None]) -> StepModel:
     cache = KvCache.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens)
-    return TorchDecoder(model=expand_model(weights), cache=cache, page_size_tokens=options.page_size_tokens)
+    return TorchDecoder(model=expand_model(weights, check), cache=cache, page_size_tokens=options.page_size_tokens)
 
 
 def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int, free_bytes: int | None) -> PoolSize:

@@ -19,22 +19,25 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.messages.supervision import EnginePhase, Role
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.device import Device, DeviceError
+from layered_llm.runtime.opening import open_device
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.engine_process import leaves
 from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.own_thread import Wanted, run_in_own_thread
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
-from layered_llm.service.runtime import work_runtime
+from layered_llm.service.runtime import execute_steps, monotonic_us, runtime_options
 from layered_llm.service.schedule_trace import TraceFileError
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
 from layered_llm.service.supervisor import ApiLink, Supervisor, find_checkpoint
-from layered_llm.service.text import work_text
+from layered_llm.service.text import read_files, serve_text
+from layered_llm.service.text_worker import prepare_in_thread
 from layered_llm.text.checkpoint_files import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.ports import LinkClosed
@@ -191,7 +194,8 @@ class TaskLauncher:
     async def _work(self, role: Role, index: int, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         match role:
             case Role.TEXT:
-                await work_text(self._links, addresses, index, checkpoint.path, self._settings)
+                files = await run_in_own_thread("layered-llm-text-files", lambda _: read_files(checkpoint.path, self._settings))
+                await serve_text(self._links, addresses, index, files, prepare_in_thread)
             case Role.SCHEDULER:
                 await work_scheduler(
                     self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file
@@ -205,10 +209,11 @@ class TaskLauncher:
 
     async def _run_runtime(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         """A thread cannot be cancelled: the context is shut down under it, and it ends with its present step."""
+        device = await run_in_own_thread("layered-llm-loading", partial(self._open_device, checkpoint))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._shut_down_when_cancelled)
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._block, addresses, checkpoint)
+                await trio.to_thread.run_sync(self._block, addresses, device)
             nursery.cancel_scope.cancel()
 
     async def _shut_down_when_cancelled(self) -> None:
@@ -217,6 +222,9 @@ class TaskLauncher:
         finally:
             self._runtime_context.shutdown()
 
-    def _block(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
+    def _open_device(self, checkpoint: Checkpoint, wanted: Wanted) -> Device:
+        return open_device(runtime_options(self._settings, checkpoint.path), now_us=monotonic_us, check=wanted.check)
+
+    def _block(self, addresses: LinkAddresses, device: Device) -> None:
         with contextlib.suppress(LinkClosed):
-            work_runtime(self._links, addresses, self._settings, checkpoint.path)
+            execute_steps(self._links, addresses, device)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.device import Device, DeviceError
 from layered_llm.runtime.opening import open_device
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
@@ -60,7 +60,11 @@ def monotonic_us() -> int:
 
 def work_runtime(links: ZmqLinks, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
     """Loads the model and executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
-    device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us)
+    execute_steps(links, addresses, open_device(runtime_options(settings, checkpoint), now_us=monotonic_us))
+
+
+def execute_steps(links: ZmqLinks, addresses: LinkAddresses, device: Device) -> None:
+    """Executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
     with links.connect_runtime_to_scheduler(addresses.runtime(0)) as link:
         serve_device(device, link, pid=os.getpid())
 

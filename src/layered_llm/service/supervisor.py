@@ -226,7 +226,7 @@ async def find_checkpoint(settings: Settings) -> Checkpoint:
     """In a thread, since disks may be slow. Raises CheckpointError."""
     model = settings.model
     fetched = await fetch_from_hub(model) if model is not None and is_on_hub(model) else None
-    return await trio.to_thread.run_sync(resolve, model, fetched)
+    return await trio.to_thread.run_sync(resolve, model, fetched, abandon_on_cancel=True)
 
 
 async def supervise(directory: RunDirectory, settings: Settings) -> None:

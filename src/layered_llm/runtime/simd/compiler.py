@@ -19,6 +19,7 @@ import llvmlite
 from llvmlite import binding
 
 from layered_llm.runtime import matrices, panels
+from layered_llm.runtime.device import go_on
 from layered_llm.runtime.panels import PanelLayout
 from layered_llm.runtime.simd.code_cache import keep_code, read_code
 from layered_llm.runtime.simd.emitter import CodeModule
@@ -48,22 +49,28 @@ class Program:
     _library: Any
 
 
-def load_program(machine: Machine, needs: Needs, cache_directory: Path | None) -> Program:
-    """From the cache, or compiled and put there; None keeps nothing. A cache that cannot be written costs a line in the log."""
-    codes = _cached_or_compiled(machine, program_pieces(needs), cache_directory)
+def load_program(machine: Machine, needs: Needs, cache_directory: Path | None, check: Callable[[], None] = go_on) -> Program:
+    """From the cache, or compiled and put there; None keeps nothing. A cache that cannot be written costs a line in the log.
+
+    `check` is called before each piece is compiled; what it raises ends the compilation.
+    """
+    codes = _cached_or_compiled(machine, program_pieces(needs), cache_directory, check)
     library, addresses = link(codes, ("lead", "follow"), machine)
     lead = ctypes.CFUNCTYPE(None, ctypes.c_int64)(addresses["lead"])
     follow = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(addresses["follow"])
     return Program(lead=lead, follow=follow, panels=panels_for(machine), needs=needs, library=library)
 
 
-def _cached_or_compiled(machine: Machine, pieces: Mapping[str, DefinePiece], cache_directory: Path | None) -> list[bytes]:
+def _cached_or_compiled(
+    machine: Machine, pieces: Mapping[str, DefinePiece], cache_directory: Path | None, check: Callable[[], None]
+) -> list[bytes]:
     keys = {name: piece_key(machine, name) for name in pieces}
     codes = {} if cache_directory is None else {name: read_code(cache_directory, key) for name, key in keys.items()}
     missing = [name for name in pieces if codes.get(name) is None]
     if missing:
         _LOG.info("compiling the CPU kernels for %s, once: %d pieces, about a second each", machine.processor, len(missing))
     for number, name in enumerate(missing, start=1):
+        check()
         code = codes[name] = compile_piece(machine, pieces[name])
         _LOG.info("compiled %s, %d of %d", name, number, len(missing))
         if cache_directory is not None:

@@ -53,7 +53,8 @@ async def open_engine(
             defaults.
 
     Leaving the block, in whatever way, aborts what is open, and leaves no thread, process or file behind. Several engines in
-    one program do not know of each other. Raises SettingsError, and EngineStartFailed with one line that says why.
+    one program do not know of each other. An opening that is cancelled ends within moments; a thread that imports or reads
+    a file just then ends with that. Raises SettingsError, and EngineStartFailed with one line that says why.
     """
     checked = to_settings(model, settings, processes=processes)
     async with _open_client(checked, processes=processes) as client:
