@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import tempfile
@@ -20,6 +21,9 @@ from layered_llm import (
 )
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.scripts import EchoScript
+from layered_llm.service import embedded
+from layered_llm.service.embedded import failing_starts
+from layered_llm.service.engine_host import EngineHost
 from support.byte_checkpoint import write_byte_checkpoint
 from support.library import engine_threads, tiny_settings, until_quiescent
 from support.processes import processes_of_environment
@@ -88,6 +92,82 @@ async def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, processes
             pass
     assert 1 == len(str(caught.value).splitlines())
     assert [] == engine_threads()
+
+
+@pytest.mark.parametrize("processes", [False, True])
+async def test_a_start_in_which_several_parts_fail_is_one_failure(
+    model: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with an exception that nobody expects, one in a task and one in a thread."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("first\nsecond")
+
+    monkeypatch.setattr(embedded, "read_files", fail)
+    monkeypatch.setattr(embedded, "open_device", fail)
+    monkeypatch.setattr(EngineHost, "run", fail)
+    with pytest.raises(EngineStartFailed, match=r"^LookupError: first$"):
+        async with layered_llm.open_engine(model, processes=processes, **tiny_settings()):
+            pass
+
+
+CLOSED, FAILED = trio.ClosedResourceError(), EngineStartFailed("why")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        FAILED,
+        ExceptionGroup("", [FAILED]),
+        ExceptionGroup("", [CLOSED, ExceptionGroup("", [FAILED, CLOSED])]),
+        ExceptionGroup("", [FAILED, EngineStartFailed("why else")]),
+    ],
+)
+def test_of_a_start_that_fails_in_several_ways_the_reason_is_raised(raised: Exception) -> None:
+    with pytest.raises(EngineStartFailed) as caught, failing_starts():
+        raise raised
+    assert FAILED is caught.value
+
+
+async def test_a_start_that_fails_while_it_is_cancelled_is_still_one_failure() -> None:
+    async def start(scope: trio.CancelScope) -> None:
+        with failing_starts():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+                raise EngineStartFailed("why")
+
+    with trio.CancelScope() as scope, pytest.raises(EngineStartFailed, match="why"):
+        await start(scope)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), BaseExceptionGroup("", [FAILED, KeyboardInterrupt()])])
+def test_an_interrupt_is_no_failed_start(raised: BaseException) -> None:
+    with pytest.raises(type(raised)) as caught, failing_starts():
+        raise raised
+    assert raised is caught.value
+
+
+def test_what_fails_after_the_start_is_raised_as_it_is() -> None:
+    raised = ExceptionGroup("", [CLOSED, Left()])
+
+    def fail_late() -> None:
+        with failing_starts() as start:
+            start.is_over = True
+            raise raised
+
+    with pytest.raises(ExceptionGroup) as caught:
+        fail_late()
+    assert raised is caught.value
+
+
+def test_under_asyncio_an_engine_says_what_it_needs_and_what_does_without() -> None:
+    async def open_it() -> None:
+        async with layered_llm.open_engine():
+            pass
+
+    with pytest.raises(RuntimeError, match=r"^open_engine\(\) is for programs that run under trio, .*layered_llm\.LLM is "):
+        asyncio.run(open_it())
 
 
 async def test_an_engine_tells_what_it_is(model: Path) -> None:
@@ -193,7 +273,7 @@ async def test_processes_serve_as_tasks_do_and_leave_nothing(model: Path, monkey
 
 
 async def test_processes_come_back_when_one_dies(model: Path) -> None:
-    settings = tiny_settings(log_level="error")
+    settings = tiny_settings(log_level="error", scripted_step_ms=20.0)  # so that the stream is open when its runtime dies
     async with layered_llm.open_engine(model, processes=True, **settings) as engine:
         async with engine.open_stream("abc", LONG) as stream:
             await anext(stream)

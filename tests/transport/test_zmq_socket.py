@@ -367,6 +367,24 @@ async def test_shutdown_ends_parked_trio_tasks(socket_directory: Path) -> None:
             context.shutdown()
 
 
+async def test_a_task_that_is_cancelled_when_it_finds_its_socket_closed_was_cancelled(
+    socket_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it cancels it and closes the socket, after an edge had made it look once more."""
+    with open_context() as context, trio.CancelScope() as scope:
+        socket = context.connect_dealer(f"ipc://{socket_directory}/nobody", b"near", OPTIONS)
+        look = socket._readiness
+
+        def look_when_it_is_ended() -> int:
+            scope.cancel()
+            socket.close()
+            return look()
+
+        monkeypatch.setattr(socket, "_readiness", look_when_it_is_ended)
+        await socket.recv()
+    assert scope.cancelled_caught
+
+
 async def test_no_socket_after_shutdown() -> None:
     with open_context() as context:
         context.shutdown()

@@ -24,7 +24,7 @@ from layered_llm.runtime.opening import open_device
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
-from layered_llm.service.engine_process import leaves
+from layered_llm.service.engine_process import all_leaves, leaves
 from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.own_thread import Wanted, run_in_own_thread
@@ -70,6 +70,42 @@ def without_group() -> Iterator[None]:
             only.__context__ = context
 
 
+@attrs.define(eq=False)
+class Start:
+    """An engine's start, which is over when the engine is ready."""
+
+    is_over: bool = False
+
+
+@contextlib.contextmanager
+def failing_starts() -> Iterator[Start]:
+    """Around an engine's tasks: whatever fails before the start is over is raised as one EngineStartFailed.
+
+    A part that fails takes others along, each with an exception of its own, and which of them comes first is chance.
+    """
+    start = Start()
+    try:
+        yield start
+    except Exception as error:
+        if start.is_over or isinstance(error, EngineStartFailed):
+            raise
+        raise _start_failure(error) from error
+    except BaseExceptionGroup as group:
+        named = [] if start.is_over else [each for each in all_leaves(group) if isinstance(each, EngineStartFailed)]
+        if named and all(isinstance(each, Exception | trio.Cancelled) for each in all_leaves(group)):
+            raise named[0] from group
+        raise
+
+
+def _start_failure(error: Exception) -> EngineStartFailed:
+    found = all_leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    for each in found:
+        if isinstance(each, EngineStartFailed):
+            return each
+    said = next(iter(str(found[0]).splitlines()), "")
+    return EngineStartFailed(f"{type(found[0]).__name__}{': ' if said else ''}{said}")
+
+
 @contextlib.asynccontextmanager
 async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient]:
     """A client of an engine that lives as long as the block, ready when the block begins.
@@ -77,11 +113,12 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
     Leaving the block, in whatever way, aborts what is open and ends the engine. Raises EngineStartFailed, and what the block
     raises as it is, without the group of a nursery.
     """
-    with open_context() as context, open_context() as runtime_context, without_group():
+    with open_context() as context, open_context() as runtime_context, failing_starts() as start, without_group():
         links = ZmqLinks(context, runtime_context)
         launcher = TaskLauncher(settings, links, runtime_context)
         find = partial(find_checkpoint, settings)
         async with EmbeddedEngine(settings, links, launcher, find).open() as client:
+            start.is_over = True
             yield client
 
 
@@ -211,16 +248,19 @@ class TaskLauncher:
         """A thread cannot be cancelled: the context is shut down under it, and it ends with its present step."""
         device = await run_in_own_thread("layered-llm-loading", partial(self._open_device, checkpoint))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._shut_down_when_cancelled)
+            is_over = trio.Event()
+            nursery.start_soon(self._shut_down_when_cancelled, is_over)
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._block, addresses, device)
-            nursery.cancel_scope.cancel()
+            is_over.set()
 
-    async def _shut_down_when_cancelled(self) -> None:
+    async def _shut_down_when_cancelled(self, is_over: trio.Event) -> None:
+        """Not when the thread ended by itself: the scheduler reads from the same context, and would fail beside it."""
         try:
-            await trio.Event().wait()
+            await is_over.wait()
         finally:
-            self._runtime_context.shutdown()
+            if not is_over.is_set():
+                self._runtime_context.shutdown()
 
     def _open_device(self, checkpoint: Checkpoint, wanted: Wanted) -> Device:
         return open_device(runtime_options(self._settings, checkpoint.path), now_us=monotonic_us, check=wanted.check)

@@ -96,7 +96,12 @@ def set_up_logging(role: Role, settings: Settings) -> None:
 
 def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
     """The exceptions in a group and in its groups."""
-    found: list[Exception] = []
+    return [error for error in all_leaves(group) if isinstance(error, Exception)]
+
+
+def all_leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The same, with those that are no errors."""
+    found: list[BaseException] = []
     for error in group.exceptions:
-        found.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(all_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found

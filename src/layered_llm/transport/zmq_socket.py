@@ -89,9 +89,14 @@ class _TrioSocket:
         with waiter:
             waited = False
             while True:
-                ready = self._readiness() & flag
-                if ready and (result := self._attempt(operation)):
-                    break
+                try:
+                    ready = self._readiness() & flag
+                    if ready and (result := self._attempt(operation)):
+                        break
+                except trio.ClosedResourceError:
+                    # Whoever cancelled this task may have closed the socket as well: it was cancelled, nothing failed.
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    raise
                 waited = True
                 if (
                     ready

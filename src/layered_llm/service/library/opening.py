@@ -15,7 +15,7 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.service.checkpoint import model_name
-from layered_llm.service.embedded import open_embedded_client, until_ready, without_group
+from layered_llm.service.embedded import failing_starts, open_embedded_client, until_ready, without_group
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import EngineHost
 from layered_llm.service.library.engine import Engine
@@ -54,8 +54,14 @@ async def open_engine(
 
     Leaving the block, in whatever way, aborts what is open, and leaves no thread, process or file behind. Several engines in
     one program do not know of each other. An opening that is cancelled ends within moments; a thread that imports or reads
-    a file just then ends with that. Raises SettingsError, and EngineStartFailed with one line that says why.
+    a file just then ends with that. Raises SettingsError, EngineStartFailed with one line that says why, and RuntimeError
+    elsewhere than under trio.
     """
+    if not trio.lowlevel.in_trio_task():
+        raise RuntimeError(
+            "open_engine() is for programs that run under trio, by trio.run(); "
+            "layered_llm.LLM is for all others: plain ones, notebooks, asyncio (await asyncio.to_thread(layered_llm.LLM))"
+        )
     checked = to_settings(model, settings, processes=processes)
     async with _open_client(checked, processes=processes) as client:
         limits = client.status().limits
@@ -113,11 +119,12 @@ async def _open_process_client(settings: Settings) -> AsyncIterator[EngineClient
     """As `open_embedded_client`, with this program as the owner of a whole set of processes."""
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     stay = trio.CancelScope()
-    with without_group():
+    with failing_starts() as start, without_group():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_host, client, settings, stay)
             try:
                 await until_ready(client)
+                start.is_over = True
                 stay.shield = True
                 yield client
             finally:
