@@ -23,6 +23,7 @@ SHIELDS_WITHOUT_DEADLINE = {
 }
 BROAD_HANDLERS = {
     "service/chat/host.py:_run": "the end of a thread: the exception is raised again in the one that waits for it",
+    "service/own_thread.py:run": "the same",
 }
 FORBIDDEN_CALLS = ("create_task", "ensure_future", "spawn_system_task", "start_thread_soon", "start_guest_run")
 
