@@ -107,6 +107,14 @@ def test_errors_arrive_in_the_calling_thread_and_the_engine_goes_on(llm: LLM) ->
     assert "abca" == llm.generate("abc", SHORT, progress=False)[0].text
 
 
+def test_of_many_prompts_the_one_that_is_refused_is_named(llm: LLM) -> None:
+    with pytest.raises(RequestRejected, match=r"^prompts\[2\]: .*512") as caught:
+        llm.generate(["abc", "abc", "x" * 600, "abc"], SHORT, progress=False)
+    assert caught.value.message == str(caught.value)
+    with pytest.raises(RequestRejected, match=r"^(?!prompts)"):
+        llm.generate("x" * 600, progress=False)
+
+
 def test_several_threads_may_call_at_once(llm: LLM) -> None:
     texts: dict[str, str] = {}
 

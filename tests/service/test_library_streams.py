@@ -209,6 +209,61 @@ async def test_a_stream_is_read_by_one_task_inside_its_block(engine: Engine) -> 
         await anext(stream)
 
 
+@pytest.mark.parametrize("after", range(6))
+async def test_an_engine_is_quiescent_right_after_a_stream_was_left(engine: Engine, after: int) -> None:
+    await leave(engine, LEAVINGS[after % 3], after)
+    assert await engine.is_quiescent()
+
+
+async def test_an_engine_with_an_open_stream_is_not_quiescent(engine: Engine) -> None:
+    async with engine.open_stream("abc", LONG) as stream:
+        await anext(stream)
+        assert not await engine.is_quiescent()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_stream_that_outlives_its_engine_was_closed_with_it(tmp_path: Path, is_read: bool) -> None:
+    """Held by another task, which reads it or does so later."""
+    ends: list[str] = []
+    left = trio.Event()
+
+    async def hold(engine: Engine, task_status: trio.TaskStatus[None]) -> None:
+        async with engine.open_stream("abc", LONG) as stream:
+            task_status.started()
+            if not is_read:
+                await left.wait()
+            try:
+                async for _ in stream:
+                    pass
+            except layered_llm.EngineClosed as error:
+                ends.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        async with layered_llm.open_engine(write_byte_checkpoint(tmp_path), **tiny_settings(scripted_step_ms=5.0)) as engine:
+            await nursery.start(hold, engine)
+        left.set()
+    assert ["the block of the engine was left"] == ends
+
+
+async def test_what_waits_for_an_engine_that_is_left_was_closed_with_it(tmp_path: Path) -> None:
+    errors: list[str] = []
+
+    async def generate(engine: Engine) -> None:
+        try:
+            await engine.generate("abc", LONG)
+        except layered_llm.EngineClosed as error:
+            errors.append(str(error))
+
+    async with (
+        trio.open_nursery() as nursery,
+        layered_llm.open_engine(write_byte_checkpoint(tmp_path), **tiny_settings(scripted_step_ms=5.0)) as engine,
+    ):
+        nursery.start_soon(generate, engine)
+        while not (await engine.state()).open_requests:
+            pass
+    assert ["the block of the engine was left"] == errors
+
+
 async def test_a_cancelled_read_loses_nothing(engine: Engine) -> None:
     deltas: list[Delta] = []
     async with engine.open_stream("abcdefgh", SamplingParams(max_tokens=60)) as stream:

@@ -8,6 +8,7 @@ engine never outlives its program.
 
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,7 +18,7 @@ import attrs
 import trio
 
 from layered_llm.service.library.engine import Engine
-from layered_llm.service.library.errors import EngineClosed
+from layered_llm.service.library.errors import EngineClosed, check_process
 from layered_llm.transport.http.engine_port import EngineLost
 
 MAIN_THREAD_CHECK_S: Final = 0.2
@@ -73,6 +74,7 @@ class EngineThread:
     def __init__(self, open_engine: OpenEngine) -> None:
         """Returns when the engine is ready. What opening it raises is raised here, with nothing left behind."""
         self._open_engine = open_engine
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
         self._jobs: set[_Job[Any]] = set()
         self._stop: Callable[[], object] | None = None
@@ -89,7 +91,12 @@ class EngineThread:
 
     @property
     def engine(self) -> Engine:
+        self.check_process()
         return self._running.engine
+
+    def check_process(self) -> None:
+        """Raises EngineClosed in a process that was forked from the engine's, where the thread is not."""
+        check_process(self._pid)
 
     def call(self, work: Callable[[Engine], Awaitable[T]]) -> T:
         """What `work` returns or raises.
@@ -97,6 +104,7 @@ class EngineThread:
         When the wait is interrupted (Ctrl-C), `work` is cancelled, and over before this raises. Raises EngineClosed after
         `close`, EngineLost when the engine itself failed.
         """
+        self.check_process()
         job = _Job(work)
         try:
             self._start(job)
@@ -109,7 +117,9 @@ class EngineThread:
                 self._jobs.discard(job)
 
     def request_stop(self) -> None:
-        """The thread ends soon: what is open is ended, then the engine. Harmless when repeated."""
+        """The thread ends soon: what is open is ended, then the engine. Harmless when repeated, and in a forked process."""
+        if os.getpid() != self._pid:
+            return  # not even the lock can be trusted: a thread that is not here may have held it
         with self._lock:
             self._is_stop_asked = True
             if self._stop is not None:
@@ -118,7 +128,8 @@ class EngineThread:
     def close(self) -> None:
         """`request_stop`, and waits for the end."""
         self.request_stop()
-        self._thread.join()
+        if os.getpid() == self._pid:
+            self._thread.join()
 
     def _start(self, job: _Job[Any]) -> None:
         with self._lock:

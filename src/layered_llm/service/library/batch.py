@@ -49,11 +49,17 @@ class Batch:
             prompt, params = self._jobs[place]
             try:
                 self._completions[place] = await self._generate(prompt, params, self._count)
-            except (RequestRejected, RequestFailed, EngineLost, EngineClosed) as error:
-                self._failure = self._failure or error
-                batch.cancel(reason="another prompt of the batch failed")
+            except (RequestRejected, RequestFailed) as error:
+                self._fail(error if len(self._jobs) == 1 else error.of_prompt(f"prompts[{place}]"), batch)
+                return
+            except (EngineLost, EngineClosed) as error:
+                self._fail(error, batch)
                 return
             self._tell()
+
+    def _fail(self, error: Exception, batch: trio.CancelScope) -> None:
+        self._failure = self._failure or error
+        batch.cancel(reason="another prompt of the batch failed")
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens

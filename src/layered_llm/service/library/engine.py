@@ -4,9 +4,12 @@ Must not know: how the engine is run, threads, HTTP.
 """
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 
 import attrs
+import trio
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
@@ -28,12 +31,16 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.library import inputs
 from layered_llm.service.library.batch import Batch, OnProgress, OnTokens
-from layered_llm.service.library.errors import EngineClosed, RequestRejected
+from layered_llm.service.library.errors import EngineClosed, RequestRejected, check_process
 from layered_llm.service.library.inputs import PromptLike
 from layered_llm.service.library.report import EngineReport, to_report
 from layered_llm.service.library.results import Collector, Completion
 from layered_llm.service.library.stream import CompletionStream
 from layered_llm.transport.http.engine_port import EngineLost
+
+_LAST_ABORTS_S: Final = 10.0
+"""Longer than any step that an aborted request may still be in."""
+_ASK_AGAIN_S: Final = 0.002
 
 
 @attrs.define(eq=False)
@@ -41,7 +48,7 @@ class Engine:
     """Made by `open_engine`, and used by any task inside its block.
 
     Every method raises ParameterError for what cannot be submitted, RequestRejected for what the engine does not take,
-    EngineLost when the engine died, and EngineClosed behind the block.
+    EngineLost when the engine died, and EngineClosed after the block and in a process that was forked from this one.
     """
 
     _client: EngineClient
@@ -49,6 +56,7 @@ class Engine:
     _limits: EngineLimits
     _max_open: int
     _is_closed: bool = False
+    _pid: int = attrs.field(factory=os.getpid)
 
     @property
     def model_name(self) -> str:
@@ -116,8 +124,16 @@ class Engine:
         return to_report(await self._client.state())
 
     async def is_quiescent(self) -> bool:
-        """Whether nothing is open, nothing is left of what was, and every page is back."""
-        return (await self.state()).is_quiescent
+        """Whether nothing is open, nothing is left of what was, and every page is back.
+
+        Where nothing is open any more, aborts may still be on their way: they are waited for.
+        """
+        report = await self.state()
+        with trio.move_on_after(_LAST_ABORTS_S):
+            while not (report.is_quiescent or report.open_requests or report.silent or report.violations):
+                await trio.sleep(_ASK_AGAIN_S)
+                report = await self.state()
+        return report.is_quiescent
 
     def close(self) -> None:
         """The block is over."""
@@ -133,10 +149,10 @@ class Engine:
             try:
                 verdict = await opened.verdict()
             except EngineLost:
-                raise EngineLost(self._why_lost()) from None
+                raise self._lost() from None
             if not isinstance(verdict, Accepted):
                 raise RequestRejected(verdict)
-            stream = CompletionStream(opened, verdict, self._why_lost)
+            stream = CompletionStream(opened, verdict, self._check_open, self._lost)
             owner.callback(stream.leave)
             yield stream
 
@@ -147,7 +163,7 @@ class Engine:
             try:
                 answer = asked if isinstance(asked, Rejected) else await asked.answer()
             except EngineLost:
-                raise EngineLost(self._why_lost()) from None
+                raise self._lost() from None
         if isinstance(answer, Rejected):
             raise RequestRejected(answer)
         return answer
@@ -171,16 +187,24 @@ class Engine:
                 case EnginePhase.READY:
                     return
                 case EnginePhase.FAILED:
-                    raise EngineLost(self._why_lost())
+                    raise self._lost()
                 case EnginePhase.STARTING | EnginePhase.RESTARTING | EnginePhase.STOPPING:
                     await self._client.status_change()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise EngineClosed("the engine is used behind its block")
+            raise _closed()
+        check_process(self._pid)
 
-    def _why_lost(self) -> str:
-        return f"the engine is lost: {self._client.status().detail}"
+    def _lost(self) -> EngineClosed | EngineLost:
+        """What a request that lost the engine raises: whoever left the block ended it."""
+        if self._is_closed:
+            return _closed()
+        return EngineLost(f"the engine is lost: {self._client.status().detail}")
+
+
+def _closed() -> EngineClosed:
+    return EngineClosed("the block of the engine was left")
 
 
 def _ignore(_tokens: int) -> None:

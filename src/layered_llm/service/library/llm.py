@@ -29,7 +29,8 @@ class LLM:
     """An engine in a thread of its own.
 
     A context manager; without it, `close()` ends the engine, at the latest the end of the program does. Its methods may be
-    called from several threads at once. Ctrl-C during a call aborts what the call had open, and the engine goes on.
+    called from several threads at once. Ctrl-C during a call aborts what the call had open, and the engine goes on. In a
+    process that was forked from this one every call raises EngineClosed, and `close()` does nothing.
 
     In a program that runs asyncio, call `await asyncio.to_thread(llm.generate, …)`: a method called in the event loop's own
     thread would hold the loop up.
@@ -70,6 +71,7 @@ class LLM:
         Raises ParameterError before anything is submitted; RequestRejected, RequestFailed or EngineLost for the first prompt
         that fails, with the others aborted; EngineClosed after `close`.
         """
+        self._thread.check_process()
         many = inputs.as_prompts(prompts)
         shown = progress_bar(len(many)) if progress else contextlib.nullcontext()
         with shown as on_progress:
@@ -99,7 +101,7 @@ class LLM:
 
     def is_quiescent(self) -> bool:
         """Whether nothing is open, nothing is left of what was, and every page is back."""
-        return self.state().is_quiescent
+        return self._thread.call(lambda engine: engine.is_quiescent())
 
     def close(self) -> None:
         """Ends what is open, then the engine; no thread and no process is left. Harmless when repeated."""

@@ -23,13 +23,17 @@ from layered_llm.transport.http.engine_port import EngineLost
 class CompletionStream:
     """`async for delta in stream`, by one task, inside the block that opened it.
 
-    Iterating raises EngineLost when the engine dies, RequestFailed when it gives the request up, EngineClosed behind the block.
+    Iterating raises EngineLost when the engine dies, RequestFailed when it gives the request up, EngineClosed after the block
+    of the stream or of its engine.
     A cancelled step takes nothing: what it would have brought comes with the next one.
     """
 
     _stream: RequestStream
     _verdict: Accepted
-    _why_lost: Callable[[], str]
+    _check_engine: Callable[[], None]
+    """Raises EngineClosed."""
+    _lost: Callable[[], Exception]
+    """What is raised where the engine has the request no more."""
     _waiting: deque[StreamEvent] = attrs.field(factory=deque)
     _finish_reasons: dict[int, FinishWord] = attrs.field(factory=dict)
     _usage: Usage | None = None
@@ -83,7 +87,8 @@ class CompletionStream:
 
     async def _next_event(self) -> StreamEvent:
         if self._is_left:
-            raise EngineClosed("the stream is read behind its block")
+            raise EngineClosed("the stream is read after its block was left")
+        self._check_engine()
         if self._is_read:
             raise trio.BusyResourceError("another task reads the stream")
         self._is_read = True
@@ -93,7 +98,7 @@ class CompletionStream:
             else:
                 self._waiting.extend(await self._stream.receive())
         except EngineLost:
-            raise EngineLost(self._why_lost()) from None
+            raise self._lost() from None
         finally:
             self._is_read = False
         return self._waiting.popleft()
