@@ -24,7 +24,7 @@ from layered_llm.domain.messages.api_text import (
     TokenizerDescribed,
 )
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus
+from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
@@ -247,6 +247,16 @@ class FakeEngine:
         for stream in named:
             stream.close(AbortReason.ADMINISTRATIVE)
         return len(named)
+
+    async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
+        await trio.lowlevel.checkpoint()
+        if self.is_abort_unanswered:
+            raise EngineLost
+        own = [stream for stream in self.streams if tenant in {None, stream.placement.tenant}]
+        named = [stream for stream in own if request == stream.body or stream.name in names]
+        if not named:
+            return None
+        return RequestFate(is_open=True) if not named[-1].is_over else RequestFate(reason="stop")
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         await trio.lowlevel.checkpoint()

@@ -300,6 +300,19 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
         names=st.lists(texts, max_size=2).map(tuple),
     ),
     supervision.RequestsAborted: st.builds(supervision.RequestsAborted, query=ids, count=counts),
+    supervision.FindRequest: st.builds(
+        supervision.FindRequest,
+        query=ids,
+        request=st.none() | ids,
+        names=st.lists(st.text(), max_size=2).map(tuple),
+        tenant=st.none() | st.text(),
+    ),
+    supervision.RequestFound: st.builds(
+        supervision.RequestFound,
+        query=ids,
+        fate=st.none()
+        | st.builds(supervision.RequestFate, is_open=st.booleans(), reason=st.text(), error=st.none() | st.text()),
+    ),
     supervision.EngineState: st.builds(
         supervision.EngineState,
         query=ids,

@@ -38,6 +38,9 @@ from layered_llm.domain.messages.supervision import (
     EnginePhase,
     EngineState,
     EngineStatus,
+    FindRequest,
+    RequestFate,
+    RequestFound,
     RequestsAborted,
     Role,
     StateQuery,
@@ -46,6 +49,7 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.service.ended_requests import EndedRequest, EndedRequests
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
@@ -92,6 +96,7 @@ class EngineClient:
         self._next_query = 1
         self._answers: dict[int, _Answer] = {}
         self._aborts_lost = 0
+        self._ended = EndedRequests()
         self._status = EngineStatus(
             phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the supervisor"
         )
@@ -205,6 +210,30 @@ class EngineClient:
             self.close(stream, AbortReason.ADMINISTRATIVE)
         return len(named)
 
+    async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
+        """What became of the tenant's body that `request` or one of `names` names, whichever API process had it.
+
+        None where nobody knows. Raises EngineLost when another API process may know and does not answer.
+        """
+        own = self.find_here(request, tenant, names)
+        is_certain = own is not None and (own.is_open or (request is not None and api_of(request) == self._api))
+        if is_certain or self._supervisor is None:
+            return own
+        question = FindRequest(query=self._new_query(), request=request, tenant=tenant, names=names)
+        answer = await self._ask(self._supervisor, question)
+        if not isinstance(answer, RequestFound):
+            raise EngineLost("the process that may know the request does not answer")
+        return answer.fate if own is None or (answer.fate is not None and answer.fate.is_open) else own
+
+    def find_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> RequestFate | None:
+        """The same for what this process has and had."""
+        for stream in self._streams.values():
+            if tenant in {None, stream.tenant} and (
+                stream.body == request or (stream.name is not None and stream.name in names)
+            ):
+                return RequestFate(is_open=True)
+        return self._ended.find(request, tenant, names)
+
     def report(self, query: int) -> StateReport:
         """This process's own report."""
         return StateReport(
@@ -236,7 +265,7 @@ class EngineClient:
         changed, self._status_changed = self._status_changed, trio.Event()
         changed.set()
 
-    def on_answer(self, said: EngineState | RequestsAborted) -> None:
+    def on_answer(self, said: EngineState | RequestsAborted | RequestFound) -> None:
         """The supervisor's answer to a question; one that nobody waits for any more is dropped."""
         answer = self._answers.get(said.query)
         if answer is not None:
@@ -260,8 +289,8 @@ class EngineClient:
         return query
 
     async def _ask(
-        self, supervisor: Outbox[ApiToSupervisor], question: StateQuery | AbortByName
-    ) -> EngineState | RequestsAborted | None:
+        self, supervisor: Outbox[ApiToSupervisor], question: StateQuery | AbortByName | FindRequest
+    ) -> EngineState | RequestsAborted | RequestFound | None:
         """The answer, None when there is none in time."""
         answer = self._answers[question.query] = _Answer()
         try:
@@ -284,6 +313,8 @@ class EngineClient:
         """The request is over here: its abort goes out in the slot that was kept for it, or the slot is given back."""
         if self._streams.pop(stream.request, None) is None:
             raise InvariantViolated(f"request {stream.request} is left twice")
+        if (fate := stream.fate) is not None:
+            self._ended.add(EndedRequest(body=stream.body, name=stream.name, tenant=stream.tenant, fate=fate))
         stream.connection.open_requests -= 1
         if abort is not None:
             stream.connection.aborts_sent += 1
@@ -296,4 +327,4 @@ class EngineClient:
 @attrs.define(eq=False)
 class _Answer:
     came: trio.Event = attrs.field(factory=trio.Event)
-    said: EngineState | RequestsAborted | None = None
+    said: EngineState | RequestsAborted | RequestFound | None = None

@@ -20,6 +20,8 @@ from layered_llm.domain.messages.supervision import (
     EnginePhase,
     EngineState,
     EngineStatus,
+    FindRequest,
+    RequestFound,
     RequestsAborted,
     StateQuery,
     Stop,
@@ -112,7 +114,10 @@ class EngineConnection:
                     case AbortByName(query=query, request=request, tenant=tenant, names=names):
                         count = self._client.abort_here(request, tenant, names)
                         self._to_supervisor.emit(RequestsAborted(query=query, count=count))
-                    case EngineState() | RequestsAborted():
+                    case FindRequest(query=query, request=request, tenant=tenant, names=names):
+                        fate = self._client.find_here(request, tenant, names)
+                        self._to_supervisor.emit(RequestFound(query=query, fate=fate))
+                    case EngineState() | RequestsAborted() | RequestFound():
                         self._client.on_answer(order)
                     case Stop():
                         self.release()

@@ -48,6 +48,10 @@ class RequestRecord:
     """Of a question, which has neither choices nor, unless it is rejected, a verdict."""
     closed_as: AbortReason | None = None
     """Why, when its phase is CLOSED."""
+    finish_reason: FinishReason = FinishReason.RUNNING
+    """Of its choices that ended, that of the highest number."""
+    error: str | None = None
+    """Of the engine, when it ended by one."""
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
     """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
     _end: RequestEnded | None = None
@@ -70,7 +74,7 @@ class RequestRecord:
         self._pending[delta.choice] = delta if waiting is None else _merged(waiting, delta)
 
     def finish(self, end: RequestEnded) -> None:
-        self.phase, self._end = Phase.ENDED, end
+        self.phase, self._end, self.error = Phase.ENDED, end, end.error
 
     @property
     def is_over(self) -> bool:
@@ -220,6 +224,7 @@ class OpenRequests:
         if delta.finish_reason is not FinishReason.RUNNING:
             self._finished[delta.finish_reason] += 1
             record.open_choices -= 1
+            record.finish_reason = max(record.finish_reason, delta.finish_reason)
 
 
 def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:

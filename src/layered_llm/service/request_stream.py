@@ -13,7 +13,9 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer
+from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import StreamEvent
+from layered_llm.service.ended_requests import fate_of
 from layered_llm.service.open_requests import Phase, RequestRecord
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 
@@ -54,6 +56,11 @@ class RequestStream:
     def was_left(self) -> bool:
         """Closed before its end: its abort was emitted."""
         return self._record.phase is Phase.CLOSED
+
+    @property
+    def fate(self) -> RequestFate | None:
+        """How it ended; None for a question, and for what is still open."""
+        return fate_of(self._record) if self._record.is_over and self._record.times.choices else None
 
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""

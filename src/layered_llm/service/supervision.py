@@ -15,7 +15,6 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import ApiId, api_of
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import (
-    AbortByName,
     ApiDied,
     ApiHello,
     EnginePhase,
@@ -23,7 +22,6 @@ from layered_llm.domain.messages.supervision import (
     EngineState,
     EngineStatus,
     ProcessReady,
-    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -31,7 +29,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
     SupervisorToEngine,
 )
-from layered_llm.service.abort_routing import AbortRouting
+from layered_llm.service.abort_routing import AbortRouting, Answer, Order
 
 STATE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
@@ -181,14 +179,14 @@ class Supervision:
         query.reports.append(report)
         return self._no_longer_missing([report.query], peer)
 
-    def abort_requests(self, asker: str, order: AbortByName, now_s: float) -> tuple[Outgoing, ...]:
+    def ask_apis(self, asker: str, order: Order, now_s: float) -> tuple[Outgoing, ...]:
         """Passes the order on to the API process that issued the request, or to all; the asker has seen to its own."""
         others = self._apis.keys() - {asker}
         asked = others if order.request is None else others & {api_peer_name(api_of(order.request))}
         return self._aborts.route(asker, order, asked, now_s + STATE_TIMEOUT_S)
 
-    def requests_aborted(self, peer: str, answer: RequestsAborted) -> tuple[Outgoing, ...]:
-        """One API process obeyed."""
+    def api_answered(self, peer: str, answer: Answer) -> tuple[Outgoing, ...]:
+        """One API process obeyed, or said what it knows."""
         return self._aborts.answer(peer, answer)
 
     def expire_queries(self, now_s: float) -> tuple[Outgoing, ...]:

@@ -27,8 +27,10 @@ from layered_llm.domain.messages.supervision import (
     ApiToSupervisor,
     EnginePhase,
     EngineToSupervisor,
+    FindRequest,
     Heartbeat,
     ProcessReady,
+    RequestFound,
     RequestsAborted,
     Role,
     StateQuery,
@@ -127,10 +129,10 @@ class Supervisor:
                 self._send(self._supervision.query_state(peer, message, trio.current_time()))
             case StateReport():
                 self._send(self._supervision.report(message))
-            case AbortByName():
-                self._send(self._supervision.abort_requests(peer, message, trio.current_time()))
-            case RequestsAborted():
-                self._send(self._supervision.requests_aborted(peer, message))
+            case AbortByName() | FindRequest():
+                self._send(self._supervision.ask_apis(peer, message, trio.current_time()))
+            case RequestsAborted() | RequestFound():
+                self._send(self._supervision.api_answered(peer, message))
             case Garbled(reason=reason):
                 logger.error("%s sent what is no message: %s", peer, reason)
             case _:

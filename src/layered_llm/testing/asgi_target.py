@@ -18,7 +18,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.testing.playing import PromiseBroken, TargetScenario
@@ -164,6 +164,9 @@ class _Switch:
         self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
     ) -> EngineQuestion | Rejected:
         return self._present.ask(owner, question, tenant)
+
+    async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
+        return await self._present.find(request, tenant, names)
 
     async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         return await self._present.abort(request, tenant, names)

@@ -12,7 +12,7 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent
@@ -129,6 +129,9 @@ class ObservedEngine:
         if not isinstance(asked, Rejected):
             self.questions.append(asked)
         return asked
+
+    async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
+        return await self.client.find(request, tenant, names)
 
     async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         return await self.client.abort(request, tenant, names)

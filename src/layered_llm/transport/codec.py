@@ -92,6 +92,8 @@ API_TO_SUPERVISOR: Final = TagTable[supervision.ApiToSupervisor](
         b"R": supervision.StateReport,
         b"N": supervision.AbortByName,
         b"D": supervision.RequestsAborted,
+        b"F": supervision.FindRequest,
+        b"W": supervision.RequestFound,
     }
 )
 SUPERVISOR_TO_API: Final = TagTable[supervision.SupervisorToApi](
@@ -101,6 +103,8 @@ SUPERVISOR_TO_API: Final = TagTable[supervision.SupervisorToApi](
         b"e": supervision.EngineState,
         b"n": supervision.AbortByName,
         b"d": supervision.RequestsAborted,
+        b"f": supervision.FindRequest,
+        b"w": supervision.RequestFound,
         b"x": supervision.Stop,
     }
 )

@@ -181,7 +181,38 @@ class RequestsAborted:
     """How many requests were open, and are not any more."""
 
 
-ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport | AbortByName | RequestsAborted
-SupervisorToApi = EngineStatus | StateQuery | EngineState | AbortByName | RequestsAborted | Stop
+@attrs.frozen(kw_only=True)
+class RequestFate:
+    """Whether a request is open, or how it ended."""
+
+    is_open: bool = False
+    reason: str = ""
+    """One word, by which the end is known; empty while it is open."""
+    error: str | None = None
+    """What went wrong, if anything did, in a line."""
+
+
+@attrs.frozen(kw_only=True)
+class FindRequest:
+    """Asks what became of a request, which is named as in AbortByName and travels as that does."""
+
+    query: int
+    request: RequestId | None
+    names: tuple[str, ...] = ()
+    tenant: str | None = ""
+    """None: anybody's."""
+
+
+@attrs.frozen(kw_only=True)
+class RequestFound:
+    """The answer to FindRequest, on each of its two links."""
+
+    query: int
+    fate: RequestFate | None
+    """None where it is not known, or not any more."""
+
+
+ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport | AbortByName | RequestsAborted | FindRequest | RequestFound
+SupervisorToApi = EngineStatus | StateQuery | EngineState | AbortByName | RequestsAborted | FindRequest | RequestFound | Stop
 EngineToSupervisor = ProcessReady | Heartbeat | StateReport
 SupervisorToEngine = EngineSized | ApiDied | StateQuery | Stop

@@ -201,6 +201,11 @@ def request_not_open() -> ApiError:
     return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, param="rid", code="request_not_found")
 
 
+def request_unknown() -> ApiError:
+    message = "No request with this id was asked with this API key, or it ended too long ago."
+    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, code="request_not_found")
+
+
 def abort_unanswered(retry_after_s: int) -> ApiError:
     return ApiError(
         status=HTTPStatus.SERVICE_UNAVAILABLE,

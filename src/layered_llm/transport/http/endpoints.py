@@ -28,6 +28,7 @@ from layered_llm.transport.http.openapi.bodies import (
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
 from layered_llm.transport.http.openapi.schema import Json, ref
 from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
+from layered_llm.transport.http.request_fate import request_fate
 
 _STREAM: Final = "text/event-stream"
 _GENERATION_ERRORS: Final = (
@@ -241,6 +242,15 @@ def _orders() -> Sequence[Endpoint]:
             tag="orders",
             answers=json_answer("Pages"),
             errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
+        ),
+        Endpoint(
+            name="request",
+            path="/requests/<path:name>",
+            handler=request_fate,
+            summary="Whether a request of your own is open, or how it ended.",
+            tag="orders",
+            answers=json_answer("RequestFate"),
+            errors=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
         ),
         Endpoint(
             name="abort_request",

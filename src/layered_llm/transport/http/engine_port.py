@@ -11,7 +11,7 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState, EngineStatus
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import StreamEvent
@@ -89,6 +89,12 @@ class Engine(Protocol):
         With neither it ends all. Returns how many were open. Only what the tenant opened counts, with None what anybody did;
         another one's request is as one that is not open. Their readers hear RequestAborted. Raises EngineLost when it cannot be
         known whether the request is open.
+        """
+
+    async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
+        """What became of the body that `abort` would end, or would have ended, as long as anybody remembers; else None.
+
+        Raises EngineLost when it cannot be known.
         """
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:

@@ -172,6 +172,18 @@ COMPONENTS: Final[Mapping[str, Json]] = {
     "Pages": _PAGES,
     "State": _STATE,
     "Aborted": described(record({"aborted": _COUNT}), "How many requests were open, and are not any more."),
+    "RequestFate": record(
+        {
+            "id": string(),
+            "status": one_of("open", "ended"),
+            "reason": described(
+                nullable(string()),
+                "Once it ended: stop, length, tool_calls, queue_timeout, error or rejected; aborted (by its id), client_gone, "
+                "timeout, shutdown or slow_consumer where it was left before its end; engine_lost.",
+            ),
+            "error": described(nullable(string()), "What went wrong, for error and rejected."),
+        }
+    ),
     "Tokenized": record(
         {
             "count": _COUNT,

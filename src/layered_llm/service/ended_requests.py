@@ -1,0 +1,84 @@
+"""How the last requests of one API process ended, for whoever asks later: `GET /requests/ID`.
+
+Must not know: HTTP, clocks, who may ask.
+
+Invariant: at most `MAX_ENDED_REQUESTS` are remembered, and of each only ids, one word, and a bounded message.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, assert_never
+
+import attrs
+
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId
+from layered_llm.domain.messages.api_text import Rejected
+from layered_llm.domain.messages.supervision import RequestFate
+from layered_llm.service.open_requests import Phase, RequestRecord
+
+MAX_ENDED_REQUESTS: Final = 4096
+MAX_MESSAGE_CHARS: Final = 200
+ENGINE_LOST: Final = "engine_lost"
+REJECTED: Final = "rejected"
+ABORTED_BY_ID: Final = "aborted"
+_GOOD: Final = tuple(reason.name.lower() for reason in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH))
+"""Ends that are no failure, the plainest first."""
+
+
+@attrs.frozen(kw_only=True)
+class EndedRequest:
+    """One prompt's request."""
+
+    body: RequestId
+    """The first request of the body that it belonged to."""
+    name: str | None
+    tenant: str
+    fate: RequestFate
+
+
+def fate_of(record: RequestRecord) -> RequestFate:
+    """How a request that is over came to its end. Raises InvariantViolated for one that is not."""
+    match record.phase:
+        case Phase.SUBMITTED | Phase.ACCEPTED:
+            raise InvariantViolated(f"request {record.request} has not ended")
+        case Phase.LOST:
+            return RequestFate(reason=ENGINE_LOST)
+        case Phase.CLOSED:
+            reason = record.closed_as or AbortReason.CLIENT_GONE
+            return RequestFate(reason=ABORTED_BY_ID if reason is AbortReason.ADMINISTRATIVE else reason.name.lower())
+        case Phase.REJECTED:
+            message = record.verdict.message if isinstance(record.verdict, Rejected) else ""
+            return RequestFate(reason=REJECTED, error=message[:MAX_MESSAGE_CHARS])
+        case Phase.ENDED:
+            error = None if record.error is None else record.error[:MAX_MESSAGE_CHARS]
+            return RequestFate(reason=(FinishReason.ERROR if error else record.finish_reason).name.lower(), error=error)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def fate_of_body(fates: Iterable[RequestFate]) -> RequestFate:
+    """That of all its requests: the first failure, else the end that comes last among the good ones."""
+    found = list(fates)
+    failed = [fate for fate in found if fate.reason not in _GOOD]
+    return failed[0] if failed else max(found, key=lambda fate: _GOOD.index(fate.reason))
+
+
+@attrs.define
+class EndedRequests:
+    """The last ones, oldest first."""
+
+    _ended: deque[EndedRequest] = attrs.field(factory=lambda: deque(maxlen=MAX_ENDED_REQUESTS))
+
+    def add(self, ended: EndedRequest) -> None:
+        self._ended.append(ended)
+
+    def find(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...]) -> RequestFate | None:
+        """The fate of the last body of the tenant, with None of anybody, that is known by one of these."""
+        known = [
+            ended
+            for ended in self._ended
+            if tenant in {None, ended.tenant} and (ended.body == request or (ended.name is not None and ended.name in names))
+        ]
+        return fate_of_body(ended.fate for ended in known if ended.body == known[-1].body) if known else None
