@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from layered_llm.text.declared_tokens import TokenFiles
 from layered_llm.text.decode_tables import byte_alphabet
 from layered_llm.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ _PIECES = (
 
 
 def wrap(pipeline: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> Tokenizer:
-    return Tokenizer.from_json(pipeline.to_str(), config)
+    return Tokenizer.from_json(pipeline.to_str(), TokenFiles(config=config or {}))
 
 
 def byte_level_pipeline(*, words: Sequence[str] = _WORDS, missing: bytes = b"") -> tokenizers.Tokenizer:

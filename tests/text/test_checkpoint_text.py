@@ -47,12 +47,30 @@ def test_eos_is_the_union_of_all_files(tmp_path: Path) -> None:
     assert {files.tokenizer.id_of(EOS), 7, 8, 9} == files.eos_ids
 
 
-@pytest.mark.parametrize("entry", ["7", 7.5, True, {"id": 7}, [7, "8"]])
+@pytest.mark.parametrize("entry", ["7", 7.5, True, {"id": 7}, [7, "8"], -5, [7, -5]])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_an_eos_id_that_is_none_is_named_with_its_file(tmp_path: Path, name: str, entry: object) -> None:
     directory = write(tmp_path, **{name.replace(".", "__"): {"eos_token_id": entry}})
     with pytest.raises(UnreadableCheckpoint, match=f"{name}: eos_token_id must be a token id"):
         read(directory)
+
+
+def test_an_eos_id_that_no_token_can_have_is_no_fault(tmp_path: Path) -> None:
+    files = read(write(tmp_path, config__json={"eos_token_id": [2**40, 3]}))
+    assert files.tokenizer.spelling(3) == json.loads(files.config)["eos_token"]
+
+
+@pytest.mark.parametrize(
+    "entry", [5, ["a"], [{"name": "default"}], [{"name": 5, "template": "x"}], ["default", 1], {"default": 5}, True]
+)
+def test_a_chat_template_that_is_none_is_named_with_its_file(tmp_path: Path, entry: object) -> None:
+    with pytest.raises(UnreadableCheckpoint, match=r"tokenizer_config\.json: chat_template must be"):
+        read(write(tmp_path, tokenizer_config__json={"chat_template": entry}))
+
+
+@pytest.mark.parametrize("entry", ["hi", [{"name": "default", "template": "hi"}], {"default": "hi", "tool_use": "no"}])
+def test_a_chat_template_is_a_text_or_the_default_among_named_ones(tmp_path: Path, entry: object) -> None:
+    assert "hi" == rendered(read(write(tmp_path, tokenizer_config__json={"chat_template": entry})))
 
 
 def test_eos_may_be_null_or_an_added_token(tmp_path: Path) -> None:
@@ -80,10 +98,6 @@ def test_the_template_may_stand_in_the_config_with_its_variables(tmp_path: Path)
 def test_of_named_templates_the_default_is_taken(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert "plain" == rendered(read(write(tmp_path, tokenizer_config__json={"chat_template": named})))
-
-
-def test_named_templates_that_are_no_objects_are_no_template(tmp_path: Path) -> None:
-    assert read(write(tmp_path, tokenizer_config__json={"chat_template": ["default", 1]})).template is None
 
 
 def test_named_templates_without_a_default_are_no_template(tmp_path: Path) -> None:

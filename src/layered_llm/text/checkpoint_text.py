@@ -15,8 +15,9 @@ from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from layered_llm.formats.untrusted_files import UnreadableFile, parse_json
 from layered_llm.text.chat_template import ChatTemplate, Clock
 from layered_llm.text.checkpoint_files import CheckpointFiles, UnreadableCheckpoint, read_file
+from layered_llm.text.declared_tokens import TokenFiles, UnsupportedDeclaration
 from layered_llm.text.decode_tables import UnsupportedTokenizer
-from layered_llm.text.tokenizer import Tokenizer, named_tokens, token_text
+from layered_llm.text.tokenizer import Tokenizer
 
 _DEFAULTS: Final = {
     "temperature": "temperature",
@@ -29,6 +30,7 @@ _DEFAULTS: Final = {
 """Names in generation_config.json, and ours. The others are of Hugging Face's own loop."""
 _NO_TOP_K: Final = -1
 _TOKENIZER: Final = "tokenizer.json"
+_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION_CONFIG: Final = "generation_config.json"
 
 
@@ -55,13 +57,14 @@ def read_text_files(model: Path, *, clock: Clock, template_file: Path | None = N
     it is sampled. Raises UnreadableCheckpoint.
     """
     files = CheckpointFiles.of(model)
-    config = _read_json(files, "tokenizer_config.json")
+    config = _read_json(files, _TOKENIZER_CONFIG)
     tokenizer = _read_tokenizer(files, config)
+    named = tokenizer.named_tokens
     source = _template_source(files, config) if template_file is None else _needed(template_file)
-    eos_ids = _eos_ids(files, config, tokenizer)
+    eos_ids = _eos_ids(files, tokenizer)
     return TextFiles(
         tokenizer=tokenizer,
-        template=None if source is None else ChatTemplate(source, variables=named_tokens(config), clock=clock),
+        template=None if source is None else ChatTemplate(source, variables=named, clock=clock),
         eos_ids=eos_ids,
         config=json.dumps(_told_config(config, source, tokenizer, eos_ids)),
         defaults=_defaults(files) if has_defaults else NO_DEFAULTS,
@@ -73,7 +76,16 @@ def _read_tokenizer(files: CheckpointFiles, config: Mapping[str, Any]) -> Tokeni
     if text is None:
         raise UnreadableCheckpoint(f"{files.place(_TOKENIZER)} does not exist; save the model's fast tokenizer there")
     try:
-        return Tokenizer.from_json(text, config)
+        return Tokenizer.from_json(
+            text,
+            TokenFiles(
+                config=config,
+                special_tokens_map=_read_json(files, "special_tokens_map.json"),
+                added_tokens=_read_json(files, "added_tokens.json"),
+            ),
+        )
+    except UnsupportedDeclaration as error:
+        raise UnreadableCheckpoint(f"{files.place(_TOKENIZER_CONFIG)} or a file beside it: {error}") from error
     except UnsupportedTokenizer as error:
         raise UnreadableCheckpoint(f"{files.place(_TOKENIZER)}: {error}") from error
 
@@ -83,19 +95,29 @@ def _template_source(files: CheckpointFiles, config: Mapping[str, Any]) -> str |
     source = files.read("chat_template.jinja")
     if source is not None:
         return source
+    if config.get("chat_template") is not None:
+        return _named_default(files.place(_TOKENIZER_CONFIG), config["chat_template"])
     older = _read_json(files, "chat_template.json")
-    return _named_default(config.get("chat_template")) or _named_default(older.get("chat_template"))
+    return _named_default(files.place("chat_template.json"), older.get("chat_template"))
 
 
-def _named_default(entry: object) -> str | None:
-    """A template, or of a list of named ones the one called "default"."""
-    if isinstance(entry, list):
-        templates = [named for named in entry if isinstance(named, dict)]
-        entry = next((named.get("template") for named in templates if named.get("name") == "default"), None)
-    return entry if isinstance(entry, str) else None
+def _named_default(place: str, entry: object) -> str | None:
+    """A template, or of several named ones the one called "default"."""
+    match entry:
+        case None | str():
+            return entry
+        case list() if all(isinstance(named, dict) and isinstance(named.get("name"), str) for named in entry):
+            templates = {named["name"]: named.get("template") for named in entry}
+        case dict():
+            templates = entry
+        case _:
+            raise UnreadableCheckpoint(f"{place}: chat_template must be a template or a list of named ones, got {entry!r:.80}")
+    if not all(isinstance(template, str) for template in templates.values()):
+        raise UnreadableCheckpoint(f"{place}: chat_template must be texts by name, got {entry!r:.80}")
+    return templates.get("default")
 
 
-def _eos_ids(files: CheckpointFiles, tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
+def _eos_ids(files: CheckpointFiles, tokenizer: Tokenizer) -> frozenset[int]:
     """The union over all files: instruct models often list their end-of-turn token in one of them only."""
     config = _read_json(files, "config.json")
     generation = _read_json(files, _GENERATION_CONFIG)
@@ -105,7 +127,7 @@ def _eos_ids(files: CheckpointFiles, tokenizer_config: Mapping[str, Any], tokeni
         *_named_ids(files.place("config.json"), inner if isinstance(inner, dict) else {}),
         *_named_ids(files.place(_GENERATION_CONFIG), generation),
     ]
-    name = token_text(tokenizer_config.get("eos_token"))
+    name = tokenizer.named_tokens.get("eos_token")
     named = None if name is None else tokenizer.id_of(name)
     return frozenset(entries if named is None else [*entries, named])
 
@@ -113,7 +135,7 @@ def _eos_ids(files: CheckpointFiles, tokenizer_config: Mapping[str, Any], tokeni
 def _named_ids(place: str, config: Mapping[str, Any]) -> list[int]:
     entry = config.get("eos_token_id")
     ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
-    if not all(type(token) is int for token in ids):
+    if not all(type(token) is int and token >= 0 for token in ids):
         raise UnreadableCheckpoint(f"{place}: eos_token_id must be a token id or a list of them, got {entry!r:.80}")
     return ids
 
@@ -122,9 +144,10 @@ def _told_config(
     config: Mapping[str, Any], template: str | None, tokenizer: Tokenizer, eos_ids: frozenset[int]
 ) -> dict[str, Any]:
     """Clients want the named tokens as strings, and an end token even where only config.json names one."""
-    named = named_tokens(config)
-    if "eos_token" not in named and eos_ids:
-        named["eos_token"] = tokenizer.spelling(min(eos_ids))
+    named = tokenizer.named_tokens
+    ends = sorted(filter(tokenizer.has, eos_ids))
+    if "eos_token" not in named and ends:
+        named = named | {"eos_token": tokenizer.spelling(ends[0])}
     return {**config, **named, "chat_template": template}
 
 

@@ -6,17 +6,21 @@ Invariant: nothing changes after construction, so that any thread may encode at 
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 import tokenizers
+import tokenizers.models
 
+from layered_llm.text.declared_tokens import DeclaredTokens, TokenFiles
 from layered_llm.text.decode_tables import UnsupportedTokenizer, build_table
 from layered_llm.text.detokenizer import Detokenizer, start_detokenizer
 from layered_llm.text.prompt_bound import PromptBound, prompt_bound
 
-_NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MOST_ID: Final = (1 << 31) - 1
+_PANIC: Final = "PanicException"
+"""Where the library's Rust code fails: no Exception, and of a class that cannot be imported."""
 
 
 class CannotEncode(ValueError):  # noqa: N818 - states what happened
@@ -26,7 +30,9 @@ class CannotEncode(ValueError):  # noqa: N818 - states what happened
 class Tokenizer:
     """A `tokenizers` pipeline together with the tables that make its decoding incremental."""
 
-    def __init__(self, pipeline: tokenizers.Tokenizer, spec: Mapping[str, Any]) -> None:
+    def __init__(
+        self, pipeline: tokenizers.Tokenizer, spec: Mapping[str, Any], named_tokens: Mapping[str, str] | None = None
+    ) -> None:
         """Takes over `pipeline`, whose tokenizer.json is `spec`. Raises UnsupportedTokenizer."""
         pipeline.no_truncation()
         pipeline.no_padding()
@@ -37,6 +43,10 @@ class Tokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.vocabulary_size = max(tokens, default=-1) + 1
         """One above the highest id; the model's logits may be wider."""
+        if self.vocabulary_size > _MOST_ID:
+            raise UnsupportedTokenizer(f"{tokens[self.vocabulary_size - 1]!r:.80} has the id {self.vocabulary_size - 1}")
+        self.named_tokens = dict(named_tokens or {})
+        """Spellings of bos_token, eos_token and the like."""
         self.gaps = _gaps(tokens)
         """Ranges of ids below `vocabulary_size` that no token has: the first, and the one after the last. Rising."""
         swallows_spaces = any(entry.lstrip or entry.rstrip for entry in added.values())
@@ -45,20 +55,22 @@ class Tokenizer:
         self._tables = {False: whole, True: whole.without(self.special_ids)}
 
     @classmethod
-    def from_json(cls, text: str, config: Mapping[str, Any] | None = None) -> "Tokenizer":
-        """From the content of a tokenizer.json and the parsed tokenizer_config.json beside it.
+    def from_json(cls, text: str, files: TokenFiles | None = None) -> "Tokenizer":
+        """From the content of a tokenizer.json and of the files beside it.
 
-        Tokens that only the latter declares are added, and the ones it names (eos_token, …) are special, as in transformers.
-        Raises UnsupportedTokenizer when the file cannot be read or served.
+        Tokens that only the latter declare are added, and the ones that they name (eos_token, …) are special, as in
+        transformers. Raises UnsupportedTokenizer when a file cannot be read or served.
         """
+        pipeline = _read_pipeline(text)
         try:
             spec = json.loads(text)
-            pipeline = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception for whatever it finds wrong
-            raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {error}") from error
-        if config is not None:
-            _add_declared(pipeline, config)
-        return cls(pipeline, spec)
+        except RecursionError as error:
+            raise UnsupportedTokenizer("tokenizer.json cannot be read: it is nested too deeply") from error
+        files = files or TokenFiles()
+        declared = DeclaredTokens.of(files, spec.get("added_tokens") or ())
+        declared.add_to(pipeline)
+        _refuse_changed_texts(files.config, pipeline)
+        return cls(pipeline, spec, declared.spellings)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`, in which spelled-out special tokens are parsed; `add_special_tokens` adds those around a plain text.
@@ -73,6 +85,10 @@ class Tokenizer:
             raise CannotEncode(f"it holds {surrogate}, half of a surrogate pair, at character {error.start}") from error
         except Exception as error:  # plain Exception is what the library raises, as for a model without unknown token
             raise CannotEncode(f"the tokenizer refuses it: {error}") from error
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise CannotEncode(f"the tokenizer fails: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The library's decoding of a whole sequence; ids out of the vocabulary give nothing.
@@ -103,42 +119,30 @@ class Tokenizer:
         return self._pipeline.token_to_id(token)
 
 
-def token_text(entry: object) -> str | None:
-    """The spelling of a token in a tokenizer_config.json, where it is a string or an AddedToken's fields."""
-    if isinstance(entry, Mapping):
-        entry = entry.get("content")
-    return entry if isinstance(entry, str) else None
+def _read_pipeline(text: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception for whatever it finds wrong
+        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {error}") from error
 
 
-def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that a tokenizer_config.json names (bos_token, eos_token, …), without those that are null."""
-    texts = {name: token_text(config.get(name)) for name in _NAMED_TOKENS}
-    return {name: text for name, text in texts.items() if text is not None}
+def _refuse_changed_texts(config: Mapping[str, Any], pipeline: tokenizers.Tokenizer) -> None:
+    """transformers can take spaces out of decoded texts, but does not where the model is BPE, unless it is forced to."""
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    is_bpe = isinstance(pipeline.model, tokenizers.models.BPE)
+    if config.get("clean_up_tokenization_spaces") and (not is_bpe or config.get(forced)):
+        kind = type(pipeline.model).__name__
+        raise UnsupportedTokenizer(
+            f"clean_up_tokenization_spaces of tokenizer_config.json takes spaces out of the texts of this {kind} model; "
+            "that is not supported"
+        )
 
 
 def _gaps(ids: Collection[int]) -> tuple[tuple[int, int], ...]:
     if len(ids) == max(ids, default=-1) + 1:
         return ()
     return tuple((before + 1, token) for before, token in pairwise((-1, *sorted(ids))) if token > before + 1)
-
-
-def _add_declared(pipeline: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    known = {entry.content for entry in pipeline.get_added_tokens_decoder().values()}
-    declared = config.get("added_tokens_decoder") or {}
-    entries = [entry for _, entry in sorted(declared.items(), key=lambda item: int(item[0]))]
-    additional = config.get("additional_special_tokens") or ()
-    names = [*named_tokens(config).values(), *filter(None, map(token_text, additional))]
-    _add(pipeline, known, [_added_token(entry) for entry in entries])
-    _add(pipeline, known, [tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
-
-
-def _add(pipeline: tokenizers.Tokenizer, known: set[str], tokens: Iterable[tokenizers.AddedToken]) -> None:
-    for token in tokens:
-        if token.content not in known:
-            known.add(token.content)
-            pipeline.add_tokens([token])
-
-
-def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    return tokenizers.AddedToken(entry["content"], **{flag: entry[flag] for flag in flags if flag in entry})
