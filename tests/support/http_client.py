@@ -1,6 +1,7 @@
 """The application under test, driven in process: one call of the ASGI application for each exchange."""
 
 import json
+import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -104,7 +105,7 @@ class Call:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": path,
+            "path": urllib.parse.unquote(path),
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",

@@ -56,6 +56,14 @@ async def test_a_model_with_a_slash_in_its_name_can_be_retrieved() -> None:
     assert (await get(app, "/v1/models/org/other")).error()["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("path", ["/v1/models/%2Fa%2Fb", "/v1/models//a/b", "/v1/models/%2fa/b", "/models//a/b"])
+async def test_a_model_whose_name_is_a_path_is_not_the_one_without_the_slash(path: str) -> None:
+    app = application(FakeEngine(), settings=attrs.evolve(SETTINGS, served_model_names=("a/b", "/a/b")))
+
+    assert "/a/b" == (await get(app, path)).json()["id"]
+    assert "a/b" == (await get(app, "/v1/models/a/b")).json()["id"]
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_a_ready_engine_is_healthy(path: str) -> None:
     exchange = await get(application(FakeEngine()), path)

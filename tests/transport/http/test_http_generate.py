@@ -22,7 +22,9 @@ TWO_STEPS = answering(
 
 def told(text: str, ids: list[int], finish_reason: object, *, cached_tokens: int = 1, public: str = ID) -> dict[str, Any]:
     counts = {"prompt_tokens": 3, "completion_tokens": len(ids), "cached_tokens": cached_tokens}
-    return {"text": text, "output_ids": ids, "meta_info": {"id": public, "finish_reason": finish_reason, **counts}}
+    matched = finish_reason.get("matched") if isinstance(finish_reason, dict) else None
+    info = {"id": public, "finish_reason": finish_reason, "matched_stop": matched, **counts}
+    return {"text": text, "output_ids": ids, "meta_info": info}
 
 
 async def opened(body: dict[str, Any]) -> FakeStream:
@@ -49,7 +51,8 @@ async def test_a_text_is_continued() -> None:
 async def test_the_finish_reason_says_what_ended_it(delta: Any, ending: dict[str, Any]) -> None:
     exchange = await post(application(FakeEngine(answering(delta, ended()))), GENERATE, {"text": "x"})
 
-    assert ending == exchange.json()["meta_info"]["finish_reason"]
+    info = exchange.json()["meta_info"]
+    assert (ending, ending.get("matched")) == (info["finish_reason"], info["matched_stop"])
 
 
 async def test_a_stream_has_the_whole_text_so_far_in_each_event() -> None:
@@ -261,18 +264,43 @@ async def test_a_client_that_leaves_aborts_every_prompt() -> None:
     assert [AbortReason.CLIENT_GONE] * 2 == engine.aborts
 
 
-async def test_an_answer_that_is_not_complete_can_be_ended_by_its_id() -> None:
+ABORTED = {"type": "abort", "message": "The request was ended by its id."}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_ended_by_its_id_has_the_text_so_far(stream: bool) -> None:
     engine = FakeEngine(accepting)
     app = application(engine)
     call = Call(app)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": "x"}')
-        await engine.wait_opened()
+        nursery.start_soon(call.run, "POST", GENERATE, json.dumps({"text": "x", "stream": stream}).encode())
+        opened = await engine.wait_opened()
+        opened.emit(text_delta("He", token_ids=(7, 8)))
         await wait_all_tasks_blocked()
         answer = await post(app, "/abort_request", {"rid": ID})
 
-    assert ({"aborted": 1}, 503) == (answer.json(), call.exchange.status)
+    whole = call.exchange.events()[-2] if stream else call.exchange.json()
+    assert ({"aborted": 1}, 200) == (answer.json(), call.exchange.status)
+    assert told("He", [7, 8], ABORTED, cached_tokens=0) == whole
     assert [AbortReason.ADMINISTRATIVE] == engine.aborts
+
+
+async def test_the_other_prompts_go_on_when_one_is_ended_by_what_its_client_calls_it() -> None:
+    engine = FakeEngine(accepting)
+    app = application(engine)
+    call = Call(app)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.run, "POST", GENERATE, b'{"text": ["x", "y"], "rid": ["a", "b"]}')
+        first = await engine.wait_opened(2)
+        await wait_all_tasks_blocked()
+        await post(app, "/abort_request", {"rid": "b"})
+        await wait_all_tasks_blocked()
+        engine.streams[0].emit(text_delta("Hey", finish_reason=FinishReason.LENGTH), ended())
+
+    assert first in engine.streams
+    assert [("Hey", "length"), ("", "abort")] == [
+        (one["text"], one["meta_info"]["finish_reason"]["type"]) for one in call.exchange.json()
+    ]
 
 
 async def test_one_prompt_of_several_can_be_ended_by_what_its_client_calls_it() -> None:

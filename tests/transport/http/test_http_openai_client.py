@@ -1,13 +1,14 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import attrs
 import openai
 import pytest
 import trio
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.verdicts import RejectReason
-from support.http_client import application
+from support.http_client import SETTINGS, application
 from support.http_engine import FakeEngine, FakeStream, answering, ended, text_delta
 from support.http_server import RunningServer, running
 
@@ -52,6 +53,13 @@ async def test_models_are_listed_and_retrieved() -> None:
     async with running(application(FakeEngine())) as server:
         assert await ask(server, lambda client: [model.id for model in client.models.list()]) == ["small", "little"]
         assert (await ask(server, lambda client: client.models.retrieve("little"))).id == "little"
+
+
+async def test_a_model_whose_name_is_a_path_is_retrieved() -> None:
+    names = ("a/b", "/a/b")
+    app = application(FakeEngine(), settings=attrs.evolve(SETTINGS, served_model_names=names))
+    async with running(app) as server:
+        assert list(names) == await ask(server, lambda client: [client.models.retrieve(name).id for name in names])
 
 
 async def test_b14_a_failure_in_the_middle_of_a_stream_is_raised_with_its_message() -> None:

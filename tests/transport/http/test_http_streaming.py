@@ -87,6 +87,25 @@ async def test_running_usage_counts_the_tokens_so_far() -> None:
     assert [event["usage"]["completion_tokens"] for event in exchange.events()[:-1]] == [1, 2, 3, 2]
 
 
+async def test_the_running_usage_of_a_chat_counts_each_token_once() -> None:
+    """The role comes before any token, and the last text and the reason in one chunk."""
+    engine = FakeEngine(
+        answering(
+            text_delta("a", token_ids=(1,)),
+            text_delta("b", token_ids=(2, 3)),
+            text_delta("c", token_ids=(4,), finish_reason=FinishReason.LENGTH),
+            ended(completion_tokens=4),
+        )
+    )
+    options = {"include_usage": True, "continuous_usage_stats": True}
+
+    exchange = await post(application(engine), CHAT, {**CHAT_BODY, "stream": True, "stream_options": options})
+
+    told = [(event["usage"]["completion_tokens"], event["choices"]) for event in exchange.events()[:-2]]
+    assert [0, 1, 3, 4] == [tokens for tokens, _ in told]
+    assert ("c", "length") == (told[-1][1][0]["delta"]["content"], told[-1][1][0]["finish_reason"])
+
+
 async def test_the_role_comes_with_the_first_output_and_not_before() -> None:
     engine = FakeEngine(accepting)
     async with trio.open_nursery() as nursery:

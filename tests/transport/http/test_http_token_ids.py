@@ -46,6 +46,15 @@ async def test_a_streamed_token_without_text_is_told_by_its_id() -> None:
     assert [7, 8, 9, 2] == [token for chunk in said for token in chunk["choices"][0].get("token_ids", [])]
 
 
+async def test_every_chunk_of_a_stream_has_the_ids_of_its_own_tokens() -> None:
+    """A loop over them needs no case for the chunk of the role and for the last one."""
+    for path, body in ((CHAT, CHAT_BODY), (COMPLETIONS, COMPLETION_BODY)):
+        token_ids = [choice["token_ids"] for chunk in await chunks(path, body) for choice in chunk["choices"]]
+
+        assert token_ids[0 if path == CHAT else -1] == []
+        assert {7, 8, 9, 2} == {token for ids in token_ids for token in ids}
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "a"})])
 async def test_nothing_is_told_of_ids_that_nobody_asked_for(path: str, body: dict[str, Any]) -> None:
     assert "token_ids" not in json.dumps([await told(path, body), await chunks(path, body)])

@@ -150,6 +150,10 @@ class StreamedAnswer:
     def is_complete(self) -> bool:
         return self._tally.is_complete
 
+    def end_aborted(self, prompt: int) -> Batch | None:
+        """OpenAI has no word for an answer that somebody else ended."""
+        return None
+
     def encode(self, batch: Batch) -> Iterator[bytes]:
         """All that `batch` brings, and the end of the stream when the batch completes it, in pieces of bounded work."""
         logprobs, events = 0, list[bytes]()
@@ -173,10 +177,16 @@ class StreamedAnswer:
         yield b"".join(events)
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[bytes]:
-        self._completion_tokens += len(delta.token_ids)
         if index in self._begun and self._plan.is_plain(delta):
+            self._completion_tokens += len(delta.token_ids)
             yield self._plain_event(index).with_text(delta.text)
             return
+        if index not in self._opened:
+            self._opened[index] = self._plan.start_logprobs()
+            opening = self._plan.shape.opening(index)
+            if opening is not None:
+                yield sse.event(self._chunk(self._plan.choice(opening, ())))
+        self._completion_tokens += len(delta.token_ids)
         for choice in self._pieces(index, delta):
             yield sse.event(self._chunk(choice))
 
@@ -187,17 +197,18 @@ class StreamedAnswer:
 
     def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
         plan, shape = self._plan, self._plan.shape
-        if index not in self._opened:
-            self._opened[index] = plan.start_logprobs()
-            opening = shape.opening(index)
-            if opening is not None:
-                yield opening
         logprobs = plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
-        if delta.text or logprobs is not None or (delta.token_ids and plan.prompt_ids is not None):
-            yield plan.choice(shape.piece(index, delta.text, logprobs), delta.token_ids)
         name = responses.finish_reason_name(delta.finish_reason)
+        has_news = delta.text or logprobs is not None or (delta.token_ids and plan.prompt_ids is not None)
+        piece = plan.choice(shape.piece(index, delta.text, logprobs), delta.token_ids)
+        if has_news and name is not None and plan.continuous_usage:
+            # A chunk of its own for the end would tell the same count again.
+            yield {**piece, "finish_reason": name, "stop_reason": delta.matched_stop}
+            return
+        if has_news:
+            yield piece
         if name is not None:
-            yield shape.ending(index, name, delta.matched_stop)
+            yield plan.choice(shape.ending(index, name, delta.matched_stop), ())
 
     def _chunk(self, choice: Json) -> Json:
         chunk = responses.chunk_object(self._plan.shape, self._plan.head, [choice])
@@ -295,6 +306,10 @@ class WholeAnswer:
     @property
     def is_complete(self) -> bool:
         return self._tally.is_complete
+
+    def end_aborted(self, prompt: int) -> Batch | None:
+        """OpenAI has no word for an answer that somebody else ended."""
+        return None
 
     @property
     def is_long(self) -> bool:

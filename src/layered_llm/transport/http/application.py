@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import BaseConverter
 
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
@@ -48,6 +49,13 @@ _CODES: Final = {
 logger = logging.getLogger(__name__)
 
 
+class _AnyPath(BaseConverter):
+    """The rest of a path as it is, where the framework's own takes none that begins with a slash: a model may be named so."""
+
+    regex = ".+"
+    part_isolating = False
+
+
 def build_application(
     *,
     engine: Engine,
@@ -76,6 +84,7 @@ def build_application(
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.strict_slashes = False
+    app.url_map.converters["path"] = _AnyPath
     context = HttpContext(
         engine=engine,
         settings=settings,

@@ -31,7 +31,7 @@ from layered_llm.transport.http.engine_port import EngineLost, EngineStream
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply
-from layered_llm.transport.http.sources import Batch, EventSource, Quiet, next_batch, open_source
+from layered_llm.transport.http.sources import Batch, EventSource, PromptAborted, Quiet, next_batch, open_source
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,12 @@ class Answer(Protocol):
 
     @property
     def is_complete(self) -> bool: ...
+
+    def end_aborted(self, prompt: int) -> Batch | None:
+        """What the answer is to be given in place of what a prompt's request still owes, which was ended by its id.
+
+        None: the whole answer ends with an error.
+        """
 
 
 class StreamAnswer(Answer, Protocol):
@@ -230,7 +236,7 @@ async def _complete(context: HttpContext, exchange: Exchange, begun: Begun, answ
     kept = context.answers.open(exchange.account)
     exchange.owner.callback(kept.release)
     while not answer.is_complete:
-        match await next_batch(begun.source, context.drain, begun.patience, math.inf):
+        match await _next_batch(context, begun, answer, math.inf):
             case Quiet.OVERDUE:
                 _close(begun.streams, AbortReason.TIMEOUT)
                 return begun.patience.error()
@@ -243,6 +249,17 @@ async def _complete(context: HttpContext, exchange: Exchange, begun: Begun, answ
             case batch:
                 answer.add(batch)
     return None
+
+
+async def _next_batch(context: HttpContext, begun: Begun, answer: Answer, timeout_s: float) -> Batch | Quiet:
+    """The next events for `answer`, those with which it ends a prompt whose request was aborted among them."""
+    try:
+        return await next_batch(begun.source, context.drain, begun.patience, timeout_s)
+    except PromptAborted as why:
+        batch = answer.end_aborted(why.prompt)
+        if batch is None:
+            raise
+        return batch
 
 
 async def _long_body(fair_work: FairWork, account: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -305,7 +322,7 @@ class _StreamWriter:
             await trio.lowlevel.checkpoint()
             return self._take_piece()
         heartbeat_s = self._context.settings.heartbeat_interval_s
-        batch = await next_batch(self._begun.source, self._context.drain, self._begun.patience, heartbeat_s)
+        batch = await _next_batch(self._context, self._begun, self._answer, heartbeat_s)
         match batch:
             case Quiet.SILENCE:
                 return sse.HEARTBEAT

@@ -14,9 +14,10 @@ from typing import Protocol
 import attrs
 import trio
 
+from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.stream import RequestEnded, StreamEvent
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import EngineStream
+from layered_llm.transport.http.engine_port import EngineStream, RequestAborted
 from layered_llm.transport.http.patience import Patience
 
 Batch = tuple[tuple[int, StreamEvent], ...]
@@ -33,11 +34,22 @@ class Quiet(enum.Enum):
     """The response's patience is over."""
 
 
+class PromptAborted(RequestAborted):
+    """The request of one prompt was ended by its id; those of the others go on."""
+
+    def __init__(self, prompt: int) -> None:
+        super().__init__("the request was ended by its id")
+        self.prompt = prompt
+
+
 class EventSource(Protocol):
     """Where a response takes its events from."""
 
     async def receive(self) -> Batch:
-        """All events that are there, at least one. Cancelling it loses none. Raises EngineLost."""
+        """All events that are there, at least one. Cancelling it loses none.
+
+        Raises EngineLost, PromptAborted as the one after which it goes on with the other prompts.
+        """
 
 
 async def next_batch(source: EventSource, drain: Drain, patience: Patience, timeout_s: float) -> Batch | Quiet:
@@ -69,27 +81,43 @@ class _OneStream:
     _stream: EngineStream
 
     async def receive(self) -> Batch:
-        return tuple((0, event) for event in await self._stream.receive())
+        try:
+            return tuple((0, event) for event in await self._stream.receive())
+        except RequestAborted as error:
+            raise PromptAborted(0) from error
 
 
 @attrs.define
 class _ManyStreams:
     _receiver: "trio.MemoryReceiveChannel[Batch | Exception]"
+    _error: Exception | None = None
+    """What came behind the last events that were taken."""
 
     async def receive(self) -> Batch:
-        items = [await self._receiver.receive()]
+        if self._error is not None:
+            await trio.lowlevel.checkpoint()
+            raise self._taken_error()
+        events = [*self._events(await self._receiver.receive())]
         try:
-            while True:
-                items.append(self._receiver.receive_nowait())
+            while self._error is None:
+                events.extend(self._events(self._receiver.receive_nowait()))
         except (trio.WouldBlock, trio.EndOfChannel):
             pass
-        return tuple(pair for item in items for pair in _batch_or_raise(item))
+        if not events:
+            raise self._taken_error()
+        return tuple(events)
 
+    def _events(self, item: Batch | Exception) -> Batch:
+        if isinstance(item, Exception):
+            self._error = item
+            return ()
+        return item
 
-def _batch_or_raise(item: Batch | Exception) -> Batch:
-    if isinstance(item, Exception):
-        raise item
-    return item
+    def _taken_error(self) -> Exception:
+        error, self._error = self._error, None
+        if error is None:
+            raise InvariantViolated("a source has neither events nor an error")
+        return error
 
 
 async def _feed(prompt: int, stream: EngineStream, sender: "trio.MemorySendChannel[Batch | Exception]") -> None:
@@ -100,5 +128,7 @@ async def _feed(prompt: int, stream: EngineStream, sender: "trio.MemorySendChann
                 events = await stream.receive()
                 ended = isinstance(events[-1], RequestEnded)
                 await sender.send(tuple((prompt, event) for event in events))
+        except RequestAborted:
+            await sender.send(PromptAborted(prompt))
         except Exception as error:  # noqa: BLE001 - raised again by the receiver, which can still tell the client
             await sender.send(error)

@@ -14,7 +14,7 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.answer import MOST_LOGPROBS_AT_ONCE, Tally, failure, logprob_count
 from layered_llm.transport.http.api_error import ApiError
@@ -59,6 +59,13 @@ class _Choice:
         self.finish_reason, self.matched_stop = delta.finish_reason, delta.matched_stop
 
     @property
+    def matched(self) -> str | int | None:
+        """What ended the choice: a stop string, a stop token, or the model's own end token."""
+        if self.finish_reason is not FinishReason.STOP or self.cached_tokens is None:
+            return None
+        return self.matched_stop if self.matched_stop is not None else next(reversed(self.token_ids), None)
+
+    @property
     def ending(self) -> Json | None:
         """SGLang's finish_reason; a stop tells the string or the token that it was."""
         if self.cached_tokens is None:
@@ -66,10 +73,10 @@ class _Choice:
         match self.finish_reason:
             case FinishReason.LENGTH:
                 return {"type": "length", "length": len(self.token_ids)}
-            case FinishReason.STOP if self.matched_stop is None:
-                return {"type": "stop", "matched": self.token_ids[-1] if self.token_ids else None}
             case FinishReason.STOP:
-                return {"type": "stop", "matched": self.matched_stop}
+                return {"type": "stop", "matched": self.matched}
+            case FinishReason.ABORT:
+                return {"type": "abort", "message": "The request was ended by its id."}
             case _:
                 raise InvariantViolated(f"a request ended without an error while a choice was {self.finish_reason.name}")
 
@@ -90,10 +97,29 @@ class NativeAnswer:
             for place in range(plan.choices_per_prompt)
         ]
         self._logprobs = 0
+        self._aborted: set[int] = set()
+        """Prompts whose requests were ended by their ids."""
 
     @property
     def is_complete(self) -> bool:
         return self._tally.is_complete
+
+    def end_aborted(self, prompt: int) -> Batch:
+        """An abort is an end like any other: what there is of the text stands, as in SGLang."""
+        self._aborted.add(prompt)
+        first = prompt * self._plan.choices_per_prompt
+        choices = self._choices[first : first + self._plan.choices_per_prompt]
+        usage = Usage(
+            prompt_tokens=self._plan.prompt_tokens[prompt],
+            completion_tokens=sum(len(choice.token_ids) for choice in choices),
+            cached_tokens=0,
+        )
+        ends = [
+            ChoiceDelta(choice=place, text="", token_ids=(), finish_reason=FinishReason.ABORT, matched_stop=None)
+            for place, choice in enumerate(choices)
+            if choice.finish_reason is FinishReason.RUNNING
+        ]
+        return (*((prompt, end) for end in ends), (prompt, RequestEnded(usage=usage, error=None)))
 
     @property
     def is_long(self) -> bool:
@@ -121,7 +147,8 @@ class NativeAnswer:
             first = prompt * self._plan.choices_per_prompt
             match event:
                 case ChoiceDelta():
-                    self._tally.note_delta(event)
+                    if prompt not in self._aborted:
+                        self._tally.note_delta(event)
                     self._logprobs += logprob_count(event)
                     self._choices[first + event.choice].add(event)
                     changed.add(first + event.choice)
@@ -166,6 +193,7 @@ class NativeAnswer:
                 "meta_info": {
                     "id": choice.id,
                     "finish_reason": choice.ending,
+                    "matched_stop": choice.matched,
                     "prompt_tokens": choice.prompt_tokens,
                     "completion_tokens": len(choice.token_ids),
                     "cached_tokens": choice.cached_tokens or 0,

@@ -66,6 +66,9 @@ class _OneToken:
     def is_complete(self) -> bool:
         return self._tally.is_complete
 
+    def end_aborted(self, prompt: int) -> Batch | None:
+        return None
+
     @property
     def is_long(self) -> bool:
         return False

@@ -142,10 +142,16 @@ _GENERATED: Final = record(
                 "id": string(),
                 "finish_reason": nullable(
                     record(
-                        {"type": one_of("stop", "length"), "length": _COUNT, "matched": _STOP_REASON},
-                        optional=("length", "matched"),
+                        {
+                            "type": one_of("stop", "length", "abort"),
+                            "length": _COUNT,
+                            "matched": _STOP_REASON,
+                            "message": string(),
+                        },
+                        optional=("length", "matched", "message"),
                     )
                 ),
+                "matched_stop": _STOP_REASON,
                 "prompt_tokens": _COUNT,
                 "completion_tokens": _COUNT,
                 "cached_tokens": _COUNT,
