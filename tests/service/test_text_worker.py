@@ -3,7 +3,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.domain.columns import pack_i32, unpack_i64
+from layered_llm.domain.columns import pack_i32, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, StepId
@@ -17,13 +17,15 @@ from layered_llm.domain.messages.api_text import (
     TextEmitted,
     Tokenize,
 )
-from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, StateQuery, StateReport, Stop
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
 from layered_llm.domain.placement import Placement
+from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
 from layered_llm.service.text_worker import HUGE_WORK_CHARS
 from layered_llm.testing.byte_text import byte_text_files
+from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.core import Outcome, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from support.service_ends import ADDRESSES, LIMITS, TextEnds, finished, submit, text_ends, tokens
@@ -163,6 +165,82 @@ async def test_a_request_that_is_aborted_while_it_is_prepared_is_never_admitted(
 
         assert isinstance(first, Admit)
         assert submit(API, 2).request == first.request
+
+
+class SlowRenderer:
+    """Renders when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = trio.Event()
+
+    async def start(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def render(self, prompt: Prompt) -> str | TemplateFailed:
+        self.begun += 1
+        await self.go.wait()
+        (turn,) = prompt.chat or ()
+        return TemplateFailed(message="too slow") if turn.content == "bad" else "rendered"
+
+
+def chat(api: ApiId, counter: int, text: str = "hello", tenant: str = "") -> Submit:
+    prompt = Prompt.of_chat([ChatMessage(role="user", content=text)])
+    return attrs.evolve(submit(api, counter), prompt=prompt, placement=Placement(tenant=tenant))
+
+
+async def test_a_conversation_is_rendered_aside_and_others_go_on(autojump_clock: MockClock) -> None:
+    renderer = SlowRenderer()
+    async with text_ends(API, prepare_long=prepare_at_once, renderer=renderer) as ends:
+        await ends.apis[API].send(chat(API, 1))
+        await ends.apis[API].send(submit(API, 2))
+        assert [submit(API, 2).request] == await admitted(ends, 1)
+
+        renderer.go.set()
+        order = await ends.ordered()
+        assert isinstance(order, Admit)
+        assert [*b"rendered"] == unpack_i32(order.prompt_ids).tolist()
+
+
+async def test_a_conversation_that_the_template_fails_at_is_refused(autojump_clock: MockClock) -> None:
+    renderer = SlowRenderer()
+    renderer.go.set()
+    async with text_ends(API, prepare_long=prepare_at_once, renderer=renderer) as ends:
+        await ends.apis[API].send(chat(API, 1, "bad"))
+        (verdict,) = await ends.apis[API].receive()
+
+        assert isinstance(verdict, Rejected)
+        assert (RejectReason.TEMPLATE_ERROR, "messages") == (verdict.reason, verdict.param)
+        assert "The model's chat template cannot render these messages: too slow" == verdict.message
+
+
+async def test_tenants_take_turns_at_the_template(autojump_clock: MockClock) -> None:
+    renderer = SlowRenderer()
+    async with text_ends(API, OTHER, prepare_long=prepare_at_once, renderer=renderer) as ends:
+        for counter in range(5):
+            await ends.apis[API].send(chat(API, counter, tenant="flooder"))
+        await ends.apis[OTHER].send(chat(OTHER, 0, tenant="other"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1 == renderer.begun
+
+        renderer.go.set()
+        order = await admitted(ends, 6)
+        assert order.index(chat(OTHER, 0).request) <= 1
+
+
+async def test_a_conversation_that_was_left_is_not_rendered(autojump_clock: MockClock) -> None:
+    renderer = SlowRenderer()
+    async with text_ends(API, prepare_long=prepare_at_once, renderer=renderer) as ends:
+        for counter in range(2):
+            await ends.apis[API].send(chat(API, counter))
+        await trio.testing.wait_all_tasks_blocked()
+        await ends.apis[API].send(Abort(request=chat(API, 1).request, reason=AbortReason.CLIENT_GONE))
+        await trio.testing.wait_all_tasks_blocked()
+        renderer.go.set()
+        await ends.ordered()
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert 1 == renderer.begun
 
 
 async def test_a_question_is_answered_by_the_worker_itself(autojump_clock: MockClock) -> None:

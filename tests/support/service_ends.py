@@ -16,8 +16,9 @@ from layered_llm.domain.messages.supervision import EngineSized, EngineToSupervi
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TextToScheduler, TokensEmitted
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.supervision import api_peer_name
+from layered_llm.service.template_renderer import Renderer, RendersHere
 from layered_llm.service.text import serve_text
-from layered_llm.service.text_worker import PrepareLong
+from layered_llm.service.text_worker import PrepareLong, TextHelpers
 from layered_llm.testing.byte_text import VOCABULARY_SIZE, byte_text_files
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
@@ -94,7 +95,11 @@ class TextEnds:
 
 @contextlib.asynccontextmanager
 async def text_ends(
-    *apis: ApiId, prepare_long: PrepareLong, high_water_mark: int = 100, is_sized: bool = True
+    *apis: ApiId,
+    prepare_long: PrepareLong,
+    renderer: Renderer | None = None,
+    high_water_mark: int = 100,
+    is_sized: bool = True,
 ) -> AsyncIterator[TextEnds]:
     """A text worker that runs, between fake peers."""
     links = MemoryLinks(high_water_mark=high_water_mark)
@@ -105,7 +110,10 @@ async def text_ends(
         connected = {api: enter(links.connect_api_to_text(ADDRESSES.text(0), api_peer_name(api))) for api in apis}
         stack.enter_context(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_text, links, ADDRESSES, 0, byte_text_files(), prepare_long)
+            files = byte_text_files()
+            helpers = TextHelpers(prepare_long=prepare_long, renderer=renderer or RendersHere(files.template))
+            nursery.start_soon(serve_text, links, ADDRESSES, 0, files, helpers)
+
             ends = TextEnds(links=links, apis=connected, scheduler=scheduler, supervisor=supervisor, worker=nursery)
             await ends.reported()
             if is_sized:

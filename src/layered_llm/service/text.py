@@ -17,7 +17,8 @@ from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.settings_fields import user_path
 from layered_llm.service.supervision import peer_name
-from layered_llm.service.text_worker import PrepareLong, TextLinks, TextWorker, prepare_in_thread
+from layered_llm.service.template_renderer import open_renderer
+from layered_llm.service.text_worker import TextHelpers, TextLinks, TextWorker, prepare_in_thread
 from layered_llm.text.checkpoint_files import UnreadableCheckpoint
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.core import TextCore
@@ -28,7 +29,10 @@ from layered_llm.transport.zmq_socket import open_context
 
 async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path, settings: Settings) -> None:
     """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
-    await serve_text(links, addresses, index, read_files(checkpoint, settings), prepare_in_thread)
+    files = read_files(checkpoint, settings)
+    async with open_renderer(files.template) as renderer:
+        helpers = TextHelpers(prepare_long=prepare_in_thread, renderer=renderer)
+        await serve_text(links, addresses, index, files, helpers)
 
 
 def read_files(checkpoint: Path, settings: Settings) -> TextFiles:
@@ -42,7 +46,7 @@ def read_files(checkpoint: Path, settings: Settings) -> TextFiles:
     )
 
 
-async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles, prepare_long: PrepareLong) -> None:
+async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles, helpers: TextHelpers) -> None:
     """Serves until told to stop."""
     name = peer_name(Role.TEXT, index)
 
@@ -60,7 +64,7 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
             links=TextLinks(apis=apis, scheduler=scheduler, supervisor=supervisor),
             to_scheduler=Outbox(ENGINE_OUTBOX_MESSAGES),
             to_supervisor=Outbox(ENGINE_OUTBOX_MESSAGES),
-            prepare_long=prepare_long,
+            helpers=helpers,
         )
         await worker.run(make_core)
 

@@ -38,6 +38,7 @@ from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToSc
 from layered_llm.service.fair_places import FairPlaces, Place
 from layered_llm.service.reports import text_report
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
+from layered_llm.service.template_renderer import Renderer
 from layered_llm.text.core import Outcome, Outgoing, TextCore, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.transport.outbox import Outbox
@@ -47,6 +48,8 @@ HUGE_WORK_CHARS: Final = 64_000
 """Some 30 ms of tokenizing, 150 ms of the dearest text. What costs more waits for its like only, and delays nothing shorter."""
 _SHORT_WORK_CHARS: Final = 200
 """Taking a message and sending on what came of it, as so many characters to tokenize."""
+_START_RENDERER_S: Final = 0.5
+"""After the engine is ready, whose start has the processors until then."""
 
 _GONE: Final = "the request is gone"
 
@@ -62,6 +65,14 @@ class TextLinks:
     supervisor: MessageLink[EngineToSupervisor, SupervisorToEngine]
 
 
+@attrs.frozen(kw_only=True)
+class TextHelpers:
+    """Who does what would hold up every stream of a worker, or what might not end."""
+
+    prepare_long: "PrepareLong"
+    renderer: Renderer
+
+
 @attrs.define
 class TextWorker:
     """One text worker. `run` lives until the supervisor says Stop."""
@@ -71,8 +82,8 @@ class TextWorker:
     _links: TextLinks
     _to_scheduler: Outbox[TextToScheduler]
     _to_supervisor: Outbox[EngineToSupervisor]
-    _prepare_long: "PrepareLong"
-    """Runs a preparation that would stall every stream of this worker."""
+    _helpers: TextHelpers
+    _rendering: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
     _short: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
     """For what is done on the loop, when more came at once than it may do between two checkpoints."""
     _long: FairPlaces = attrs.field(factory=lambda: FairPlaces(1))
@@ -93,6 +104,7 @@ class TextWorker:
             core, early = await self._until_sized(make_core)
             nursery.start_soon(self._serve_apis, core)
             nursery.start_soon(self._serve_scheduler, core)
+            nursery.start_soon(self._start_renderer)
             await self._obey(core, early)
             nursery.cancel_scope.cancel(reason="told to stop")
 
@@ -152,7 +164,11 @@ class TextWorker:
         if not core.is_wanted(work.request):
             return 0
         cost_chars = _SHORT_WORK_CHARS + work.cost_chars
-        if cost_chars + spent_chars > _SHORT_WORK_CHARS + LONG_WORK_CHARS or self._short.has_waiting:
+        if (
+            work.conversation is not None
+            or cost_chars + spent_chars > _SHORT_WORK_CHARS + LONG_WORK_CHARS
+            or self._short.has_waiting
+        ):
             place = self._place(work)  # here, so that what comes first is first among its tenant's
             preparations.start_soon(self._work_aside, core, work, place)
             return 0
@@ -165,17 +181,33 @@ class TextWorker:
                 scope.cancel(reason=_GONE)
             self._aside[work.request] = scope
             try:
-                async with place:
-                    outcome = await self._prepare_long(work) if work.cost_chars > LONG_WORK_CHARS else work.run()
+                outcome = await self._in_turn(work, place)
             finally:
                 del self._aside[work.request]
             self._send(core, core.prepared(work.request, outcome))
 
+    async def _in_turn(self, work: Work, place: Place) -> Outcome:
+        conversation = work.conversation
+        if conversation is not None:
+            async with place:
+                work = work.with_rendered(await self._helpers.renderer.render(conversation))
+            place = self._place(work)
+        async with place:
+            return await self._helpers.prepare_long(work) if work.cost_chars > LONG_WORK_CHARS else work.run()
+
     def _place(self, work: Work) -> Place:
+        """Where its next part is done. What a template costs is not known before, but bounded."""
+        if work.conversation is not None:
+            return self._rendering.enter(work.tenant, 1)
         cost_chars = work.cost_chars
         if cost_chars > LONG_WORK_CHARS:
             return (self._long if cost_chars <= HUGE_WORK_CHARS else self._huge).enter(work.tenant, cost_chars)
         return self._short.enter(work.tenant, _SHORT_WORK_CHARS + cost_chars)
+
+    async def _start_renderer(self) -> None:
+        await trio.sleep(_START_RENDERER_S)
+        async with self._rendering.enter("", 1):
+            await self._helpers.renderer.start()
 
     def _leave(self, request: RequestId) -> None:
         """Nobody waits for it any more: it gives up its turn, or its place when what runs in a thread is done."""

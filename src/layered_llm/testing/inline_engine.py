@@ -29,7 +29,9 @@ from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import api_peer_name
+from layered_llm.service.template_renderer import RendersHere
 from layered_llm.service.text import serve_text
+from layered_llm.service.text_worker import TextHelpers
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
@@ -234,7 +236,9 @@ class InlineLauncher:
         addresses = engine_addresses(generation)
         match role:
             case Role.TEXT:
-                await serve_text(self._links, addresses, index, self._options.text_files, self._prepare_long)
+                files = self._options.text_files
+                helpers = TextHelpers(prepare_long=self._prepare_long, renderer=RendersHere(files.template))
+                await serve_text(self._links, addresses, index, files, helpers)
             case Role.SCHEDULER:
                 await work_scheduler(self._links, addresses, self._options.policy())
             case Role.RUNTIME:

@@ -9,7 +9,8 @@ since a template is a program of whoever published the checkpoint.
 Where a template does not know the role "developer", OpenAI's newer name of it, the turn is a system turn, since many templates
 drop roles that they do not know without a word.
 
-Invariant: whatever a template does, the caller gets a text or a TemplateFailed.
+Invariant: whatever a template raises, the caller gets a text or a TemplateFailed. How long it takes and how much memory is for
+whoever calls to bound: a template that is not one's own is rendered in a process of its own (`service`).
 """
 
 import datetime as dt
@@ -52,23 +53,31 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template with the variables of its checkpoint. Any thread may render at any time."""
+    """One template with the variables of its checkpoint, compiled at its first use. Any thread may render at any time."""
 
     def __init__(self, source: str, *, variables: Mapping[str, str], clock: Clock) -> None:
         """`variables` are bos_token, eos_token and the like; a source that does not compile fails at each rendering."""
-        self._variables = dict(variables)
+        self.source: Final = source
+        self.variables: Final = dict(variables)
+        self.clock: Final = clock
         self._knows_null = _TESTS_CONTENT_FOR_NULL.search(source) is not None
         self._knows_developer = "developer" in source
-        self._template: jinja2.Template | TemplateFailed
-        try:
-            self._template = _environment(clock).from_string(source)
-        except Exception as error:  # noqa: BLE001 - the parser raises more than its own errors, such as RecursionError
-            self._template = _failure(error)
+        self._compiled: jinja2.Template | TemplateFailed | None = None
+
+    def compile(self) -> jinja2.Template | TemplateFailed:
+        """The template as a program; what a source costs here and at rendering is up to its author."""
+        if self._compiled is None:
+            try:
+                self._compiled = _environment(self.clock).from_string(self.source)
+            except Exception as error:  # noqa: BLE001 - the parser raises more than its own errors, such as RecursionError
+                self._compiled = _failure(error)
+        return self._compiled
 
     def render(self, messages: Sequence[ChatMessage], rendering: Rendering = NEXT_TURN) -> str | TemplateFailed:
         """The conversation as text, with all special tokens that it needs."""
-        if isinstance(self._template, TemplateFailed):
-            return self._template
+        template = self.compile()
+        if isinstance(template, TemplateFailed):
+            return template
         if rendering.continue_final_message and not (messages and messages[-1].content):
             return TemplateFailed(message="the last message has no content that could be continued")
         try:
@@ -76,8 +85,8 @@ class ChatTemplate:
             if rendering.continue_final_message:
                 turns[-1]["content"] += _END_MARK
             asked = json.loads(rendering.variables or "{}")
-            variables = {"tools": None, "documents": None} | self._variables | asked
-            text = self._template.render(variables, messages=turns, add_generation_prompt=rendering.add_generation_prompt)
+            variables = {"tools": None, "documents": None} | self.variables | asked
+            text = template.render(variables, messages=turns, add_generation_prompt=rendering.add_generation_prompt)
         except Exception as error:  # noqa: BLE001 - a template is a foreign program: it may raise anything
             return _failure(error)
         return _cut(text, messages[-1].content or "") if rendering.continue_final_message else text
@@ -119,6 +128,8 @@ def _cut(text: str, content: str) -> str | TemplateFailed:
 
 def _failure(error: Exception) -> TemplateFailed:
     text = str(error)
+    if isinstance(error, MemoryError):
+        return TemplateFailed(message="it needs too much memory")
     if isinstance(error, jinja2.TemplateError) and text:
         return TemplateFailed(message=text)
     return TemplateFailed(message=f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -16,11 +16,13 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Rejected, Submit
+from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, is_to_be_rendered, prompt_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 from layered_llm.text.token_ids import TokenIds
 from layered_llm.text.tokenizer import CannotEncode
@@ -69,6 +71,7 @@ class Preparation:
     _message: Submit
     _text_files: TextFiles
     _limits: EngineLimits
+    _rendered: str | TemplateFailed | None = None
     _token_ids: TokenIds
 
     @property
@@ -80,17 +83,32 @@ class Preparation:
         return self._message.placement.tenant
 
     @property
+    def conversation(self) -> Prompt | None:
+        """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
+        is_due = self._rendered is None and is_to_be_rendered(self._message.prompt, self._text_files)
+        return self._message.prompt if is_due else None
+
+    def with_rendered(self, rendered: str | TemplateFailed) -> "Preparation":
+        """The same work, when the template has rendered the conversation."""
+        return attrs.evolve(self, rendered=rendered)
+
+    @property
     def cost_chars(self) -> int:
         """What `run` costs, as so many characters of text to tokenize."""
         params = self._message.params
         words_chars = sum(map(len, params.stop)) + sum(map(len, params.bad_words))
-        parameters = _STOP_CHAR_COST_CHARS * words_chars + len(params.logit_bias) + _CHOICE_COST_CHARS * (params.n - 1)
-        return prompt_chars(self._message.prompt) + parameters
+        parameters = (
+            _STOP_CHAR_COST_CHARS * words_chars
+            + len(params.logit_bias)
+            + len(params.allowed_token_ids or ())
+            + _CHOICE_COST_CHARS * (params.n - 1)
+        )
+        return prompt_chars(self._message.prompt, self._rendered) + parameters
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
         params = self._text_files.defaults.applied(self._message.params)
-        reader = PromptReader(self._text_files, self._limits)
+        reader = PromptReader(self._text_files, self._limits, self._rendered)
         least_output = 0 if params.max_tokens == 0 else 1
         tokens = reader.tokens(
             self._message.prompt, output_tokens=1 if params.max_tokens is None else params.max_tokens, least_output=least_output

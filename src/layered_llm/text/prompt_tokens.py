@@ -40,6 +40,8 @@ class PromptReader:
 
     _files: TextFiles
     _limits: EngineLimits
+    _rendered: str | TemplateFailed | None = None
+    """What the template makes of a conversation, where it was rendered elsewhere."""
 
     def tokens(
         self, prompt: Prompt, *, output_tokens: int = 1, least_output: int = 1, most_tokens: int | None = None
@@ -68,7 +70,9 @@ class PromptReader:
                 message="This model has no chat template; use completions, which need none.",
                 param="messages",
             )
-        rendered = self._files.template.render(prompt.chat, prompt.rendering)
+        rendered = self._rendered
+        if rendered is None:
+            rendered = self._files.template.render(prompt.chat, prompt.rendering)
         if isinstance(rendered, TemplateFailed):
             words = _harmless(rendered.message[:_LONGEST_TEMPLATE_MESSAGE])
             return PromptRefused(
@@ -113,8 +117,15 @@ def prompt_param(prompt: Prompt) -> str:
     return "prompt" if prompt.chat is None else "messages"
 
 
-def prompt_chars(prompt: Prompt) -> int:
-    """What the work for a prompt is in proportion to."""
+def is_to_be_rendered(prompt: Prompt, files: TextFiles) -> bool:
+    """Whether its text is what a template makes of it."""
+    return prompt.chat is not None and files.template is not None
+
+
+def prompt_chars(prompt: Prompt, rendered: str | TemplateFailed | None = None) -> int:
+    """What the work for a prompt is in proportion to: where it was rendered, to the text; nothing is done without one."""
+    if rendered is not None:
+        return len(rendered) if isinstance(rendered, str) else 0
     work = len(prompt.text or "") + len(prompt.rendering.variables or "") + rows("i", prompt.token_ids or b"") // _IDS_PER_CHAR
     return work + sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
 

@@ -24,9 +24,11 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
     TokenizerDescribed,
 )
+from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, prompt_chars, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, is_to_be_rendered, prompt_chars, prompt_param
 from layered_llm.text.token_ids import TokenIds
 
 MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
@@ -44,6 +46,7 @@ class Answering:
     _question: TextQuestion
     _files: TextFiles
     _limits: EngineLimits
+    _rendered: str | TemplateFailed | None = None
 
     @property
     def request(self) -> RequestId:
@@ -54,11 +57,27 @@ class Answering:
         return self._question.tenant
 
     @property
+    def conversation(self) -> Prompt | None:
+        """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
+        match self._question:
+            case Tokenize(prompt=prompt):
+                is_due = self._rendered is None and prompt_chars(prompt) <= MAX_ASKED_CHARS
+                return prompt if is_due and is_to_be_rendered(prompt, self._files) else None
+            case Detokenize() | DescribeTokenizer():
+                return None
+            case _:
+                assert_never(self._question)
+
+    def with_rendered(self, rendered: str | TemplateFailed) -> "Answering":
+        """The same work, when the template has rendered the conversation."""
+        return attrs.evolve(self, rendered=rendered)
+
+    @property
     def cost_chars(self) -> int:
         """What `run` costs, as so many characters of text to tokenize."""
         match self._question:
             case Tokenize(prompt=prompt, with_spellings=with_spellings):
-                return prompt_chars(prompt) * (_CHARS_PER_SPELLING if with_spellings else 1)
+                return prompt_chars(prompt, self._rendered) * (_CHARS_PER_SPELLING if with_spellings else 1)
             case Detokenize(token_ids=token_ids):
                 return rows("i", token_ids) * _CHARS_PER_TOKEN
             case DescribeTokenizer():
@@ -84,7 +103,7 @@ class Answering:
         if chars > MAX_ASKED_CHARS:
             message = f"The prompt has {chars} characters; at most {MAX_ASKED_CHARS} are turned into tokens."
             return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
-        tokens = PromptReader(self._files, self._limits).tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
+        tokens = PromptReader(self._files, self._limits, self._rendered).tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
         if isinstance(tokens, PromptRefused) and tokens.reason is not RejectReason.CONTEXT_LENGTH_EXCEEDED:
             return self._reject(tokens.reason, tokens.message, tokens.param)
         if isinstance(tokens, PromptRefused) or len(tokens) > MAX_TOLD_TOKENS:
