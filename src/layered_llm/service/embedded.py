@@ -36,8 +36,7 @@ from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
 from layered_llm.service.supervisor import ApiLink, Supervisor, find_checkpoint
-from layered_llm.service.text import read_files, serve_text
-from layered_llm.service.text_worker import prepare_in_thread
+from layered_llm.service.text import read_files, work_text
 from layered_llm.text.checkpoint_files import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.ports import LinkClosed
@@ -232,7 +231,7 @@ class TaskLauncher:
         match role:
             case Role.TEXT:
                 files = await run_in_own_thread("layered-llm-text-files", lambda _: read_files(checkpoint.path, self._settings))
-                await serve_text(self._links, addresses, index, files, prepare_in_thread)
+                await work_text(self._links, addresses, index, files)
             case Role.SCHEDULER:
                 await work_scheduler(
                     self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file

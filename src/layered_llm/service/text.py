@@ -27,9 +27,8 @@ from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.zmq_socket import open_context
 
 
-async def work_text(links: Links, addresses: LinkAddresses, index: int, checkpoint: Path, settings: Settings) -> None:
-    """Loads the text side of the checkpoint and serves until told to stop. Raises UnreadableCheckpoint."""
-    files = read_files(checkpoint, settings)
+async def work_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles) -> None:
+    """Serves until told to stop, with a process for the template."""
     async with open_renderer(files.template) as renderer:
         helpers = TextHelpers(prepare_long=prepare_in_thread, renderer=renderer)
         await serve_text(links, addresses, index, files, helpers)
@@ -71,9 +70,8 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        await work_text(
-            ZmqLinks(context, context), arguments.addresses, arguments.index, arguments.checkpoint, arguments.settings
-        )
+        files = read_files(arguments.checkpoint, arguments.settings)
+        await work_text(ZmqLinks(context, context), arguments.addresses, arguments.index, files)
 
 
 def main() -> None:
