@@ -149,3 +149,25 @@ def test_what_may_not_be_looked_at_is_refused_with_the_kernels_reason(
     monkeypatch.setattr(Path, forbidden, refuse)
     with pytest.raises(CheckpointError, match="it cannot be read: Permission denied"):
         resolve(str(tmp_path))
+
+
+def test_a_model_whose_path_no_message_can_carry_is_refused_in_words_that_one_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unnameable = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
+    unnameable.mkdir()
+    touch_gguf(unnameable / "m.gguf")
+    (tmp_path / "link").symlink_to(unnameable)
+    monkeypatch.chdir(unnameable)
+    for model in ("m.gguf", ".", str(tmp_path / "link")):
+        with pytest.raises(CheckpointError, match=r"is no UTF-8; give it a name that is$") as caught:
+            resolve(model)
+        assert str(caught.value).encode()
+
+
+def test_files_that_no_message_can_carry_are_named_in_words_that_one_can(tmp_path: Path) -> None:
+    for name in (b"a\xff.gguf", b"b\xff.gguf"):
+        touch_gguf(Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)))
+    with pytest.raises(CheckpointError, match="2 GGUF files; name one of them") as caught:
+        resolve(str(tmp_path))
+    assert str(caught.value).encode()

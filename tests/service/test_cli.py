@@ -58,6 +58,19 @@ def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> 
         (["xyz"], "layered-llm: xyz is no command; there are serve, chat, bench"),
         (["--prot", "1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
         (["serve", "--prot=1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
+        (
+            ["serve", "--ignore-eos"],
+            "layered-llm serve: unknown flag --ignore-eos: it is a field of each request, and a flag of `layered-llm bench`",
+        ),
+        (
+            ["serve", "--max_tokens=9"],
+            "layered-llm serve: unknown flag --max-tokens: it is a field of each request, and a flag of `layered-llm chat`",
+        ),
+        (["serve", "--stop=x"], "layered-llm serve: unknown flag --stop: it is a field of each request"),
+        (["serve", "--system", "x"], "layered-llm serve: unknown flag --system: it is a flag of `layered-llm chat`"),
+        (["chat", "--concurrency", "2"], "layered-llm chat: unknown flag --concurrency: it is a flag of `layered-llm bench`"),
+        (["serve", "--unheard-of", "2"], "layered-llm serve: unknown flag --unheard-of"),
+        (["serve", "--num-page", "2"], "layered-llm serve: unknown flag --num-page (did you mean --num-pages?)"),
         (["chat", "--temp", "1"], "layered-llm chat: unknown flag --temp (did you mean --temperature?)"),
         (["serve", "a", "b"], "layered-llm serve: unexpected argument: b"),
         (["serve", "a", "--model", "b"], "layered-llm serve: the model is named twice: a and --model b"),
@@ -65,7 +78,7 @@ def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> 
         (["--port", "65536"], "layered-llm: --port must be at most 65535, got 65536"),
         (["bench", "--rate", "1"], "layered-llm bench: the following arguments are required: URL"),
         (["chat", "--temperature", "3"], "layered-llm: --temperature: temperature must be between 0 and 2, got 3"),
-        (["chat", "--max-tokens", "0"], "layered-llm: --max-tokens: max_tokens must be between 1 and 2147483647, got 0"),
+        (["chat", "--max-tokens=-1"], "layered-llm: --max-tokens: max_tokens must be between 0 and 2147483647, got -1"),
         (["chat", "--api-key", "k"], "layered-llm: --api-key needs --url"),
         (
             ["chat", "--url", "http://h", "--num_pages", "1"],
@@ -83,6 +96,14 @@ def test_a_wrong_word_is_refused_with_what_was_meant(
     assert ("", message) == (out, err.splitlines()[0])
 
 
+def test_a_field_of_requests_is_no_flag_of_a_server_and_no_other_flag_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == run("serve", "--temperature", "0")
+
+    first, where = capsys.readouterr().err.splitlines()
+    assert "serve: unknown flag --temperature: it is a field of each request, and a flag of `layered-llm chat` and " in first
+    assert "See layered-llm serve --help" == where
+
+
 def test_a_wrong_word_is_answered_with_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
     run("chat", "--temp", "1")
 
@@ -97,6 +118,20 @@ def test_a_directory_is_no_command_but_may_be_a_model(tmp_path: object, capsys: 
 def test_a_wrong_configuration_file_is_told(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == run("serve", "--config", f"{tmp_path}/none.toml")
     assert f"layered-llm: {tmp_path}/none.toml: the configuration file cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "m\udcff"],
+        ["serve", "--served-model-name", "\udcff"],
+        ["chat", "--system=\udcff"],
+        ["bench", "http://h", "--model", "\udcff"],
+    ],
+)
+def test_a_word_that_is_no_text_is_refused_by_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == run(*words)
+    assert "\\udcff is no UTF-8 text\n" in capsys.readouterr().err
 
 
 def test_flags_may_be_spelled_with_underscores_which_values_keep() -> None:

@@ -133,7 +133,7 @@ def test_what_no_flag_takes_is_refused_by_its_place(environment: Mapping[str, st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[bench]\nrat = 1", r"llm\.toml: \[bench\] rat is no flag of bench; known are .*rate"),
+        ("[bench]\nrat = 1", r"llm\.toml: \[bench\] rat is no flag of bench; `layered-llm bench --help` lists all"),
         ("[chat]\nrate = 1", r"\[chat\] rate is no flag of chat"),
         ("bench = 1", "bench must be a table, got 1"),
         ("[bench]\nprompt-words = 1\nprompt_words = 2", r"\[bench\] prompt_words is set twice"),

@@ -11,9 +11,12 @@ from layered_llm.service.settings import (
     add_arguments,
     cache_directory,
     child_environment,
+    command_values,
     flag,
+    ignored_variables,
     load,
 )
+from layered_llm.service.settings_fields import base_type, is_tuple
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -88,6 +91,70 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
 def test_a_wrong_setting_is_refused_with_what_is_allowed(variable: str, value: str, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         load(None, {variable: value})
+
+
+OF_KUBERNETES = {
+    "LAYERED_LLM_PORT": "tcp://10.0.0.1:8000",
+    "LAYERED_LLM_SERVICE_HOST": "10.0.0.1",
+    "LAYERED_LLM_SERVICE_PORT": "8000",
+    "LAYERED_LLM_SERVICE_PORT_HTTP": "8000",
+    "LAYERED_LLM_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "LAYERED_LLM_PORT_8000_TCP_PROTO": "tcp",
+    "LAYERED_LLM_PORT_8000_TCP_PORT": "8000",
+    "LAYERED_LLM_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "LAYERED_LLM_CANARY_PORT": "udp://10.0.0.2:53",
+    "LAYERED_LLM_CANARY_SERVICE_HOST": "10.0.0.2",
+    "LAYERED_LLM_CANARY_SERVICE_PORT_DNS_UDP": "53",
+    "LAYERED_LLM_CANARY_PORT_53_UDP_ADDR": "10.0.0.2",
+}
+
+
+@pytest.mark.parametrize("name", OF_KUBERNETES)
+def test_a_variable_that_kubernetes_sets_for_a_service_is_no_setting_and_is_named(name: str) -> None:
+    environment = {name: OF_KUBERNETES[name], "LAYERED_LLM_PAGE_SIZE": "4", "OTHER_SERVICE_HOST": "10.0.0.3"}
+
+    assert Settings(page_size=4) == load(None, environment)
+    assert f"ignored, as Kubernetes sets them for a service: {name}" == ignored_variables(environment)
+
+
+def test_all_that_kubernetes_sets_is_said_in_one_line() -> None:
+    line = ignored_variables(OF_KUBERNETES)
+
+    assert Settings() == load(None, OF_KUBERNETES)
+    assert (1, []) == (len(line.splitlines()), [name for name in OF_KUBERNETES if name not in line])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LAYERED_LLM_PORT", "tcp:10.0.0.1:8000"),
+        ("LAYERED_LLM_HOSTS", "tcp://10.0.0.1:8000"),
+        ("LAYERED_LLM_SERVICE", "10.0.0.1"),
+        ("LAYERED_LLM_SERVICE_HOSTS", "10.0.0.1"),
+        ("LAYERED_LLM_PORT_TCP", "8000"),
+        ("LAYERED_LLM_PORT_8000", "tcp://10.0.0.1:8000"),
+        ("LAYERED_LLM_PORT_8000_TCPX", "tcp://10.0.0.1:8000"),
+    ],
+)
+def test_what_only_looks_like_a_services_variable_is_refused(name: str, value: str) -> None:
+    assert "" == ignored_variables({name: value})
+    with pytest.raises(SettingsError, match=f"^{name} "):
+        load(None, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LAYERED_LLM_PROT", "LAYERED_LLM_PROT is no setting (did you mean LAYERED_LLM_PORT?)"),
+        ("LAYERED_LLM_TEMPERATURE", "LAYERED_LLM_TEMPERATURE is no setting (did you mean LAYERED_LLM_CHAT_TEMPERATURE?)"),
+        ("LAYERED_LLM_STOP", "LAYERED_LLM_STOP is no setting: it is a field of each request"),
+        ("LAYERED_LLM_XYZ", "LAYERED_LLM_XYZ is no setting"),
+    ],
+)
+def test_a_misspelt_variable_is_answered_with_what_is_like_it_and_where_all_are(name: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(None, {name: "1"})
+    assert f"{said}; `layered-llm serve --help` lists all" == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -169,3 +236,35 @@ def test_a_user_without_a_home_has_no_cache_but_may_name_one(monkeypatch: pytest
     named = load(environment={"LAYERED_LLM_CACHE_DIR": "/var/cache/here"})
 
     assert (None, Path("/var/cache/here")) == (cache_directory(load(environment={})), cache_directory(named))
+
+
+NO_TEXT = "a\udcff"
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in attrs.fields(Settings) if base_type(field) is str and not field.metadata["choices"]]
+)
+@pytest.mark.parametrize(("text", "message"), [(NO_TEXT, "must be UTF-8 text"), ("a\0b", "must not hold a zero byte")])
+def test_no_setting_takes_what_no_message_can_carry(name: str, text: str, message: str) -> None:
+    """Bytes of the system that are no UTF-8 are lone surrogates in Python, which no encoder of messages takes."""
+    value = (text,) if is_tuple(next(field for field in attrs.fields(Settings) if field.name == name)) else text
+    with pytest.raises(SettingsError, match=f"^{flag(name)} {message}") as caught:
+        Settings(**{name: value})  # type: ignore[arg-type] # checked by the class
+    assert str(caught.value).encode()
+
+
+def test_a_variable_of_the_environment_that_is_no_text_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"^LAYERED_LLM_MODEL must be UTF-8 text, got 'a") as caught:
+        load(None, {"LAYERED_LLM_MODEL": NO_TEXT})
+    assert str(caught.value).encode()
+
+
+def test_a_secret_that_is_no_text_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(None, {"LAYERED_LLM_API_KEY": NO_TEXT})
+    assert "LAYERED_LLM_API_KEY must be UTF-8 text" == str(caught.value)
+
+
+def test_a_variable_of_a_commands_flag_that_is_no_text_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"^LAYERED_LLM_CHAT_SYSTEM must be UTF-8 text$"):
+        command_values("chat", (), None, {"LAYERED_LLM_CHAT_SYSTEM": NO_TEXT})

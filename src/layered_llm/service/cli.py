@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
-from layered_llm.service.settings import SettingsError, add_arguments, command_values, load
+from layered_llm.service.settings import SettingsError, add_arguments, command_values, ignored_variables, load
 from layered_llm.service.settings_sources import add_config_flag, closest
 
 PROGRAM: Final = "layered-llm"
@@ -115,6 +115,7 @@ def _serve(words: list[str]) -> int:
     add_arguments(parser)
     try:
         settings = load(_with_model(parser, parser.parse(words)))
+        _say_what_is_ignored()
         from layered_llm.service.serve import run_server  # noqa: PLC0415 - see the module's docstring
 
         return run_server(settings)
@@ -132,6 +133,7 @@ def _chat(words: list[str]) -> int:
     parser.tell_variables("chat")
     try:
         request = read_request(_with_model(parser, _parsed(parser, "chat", words)))
+        _say_what_is_ignored()
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE
@@ -150,10 +152,17 @@ def _bench(words: list[str]) -> int:
     parser.epilog = f"{_BENCH_SETTINGS_HELP}\n{parser.epilog}"
     try:
         arguments = _parsed(parser, "bench", words)
+        _say_what_is_ignored()
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE
     return run_bench(arguments)
+
+
+def _say_what_is_ignored() -> None:
+    line = ignored_variables()
+    if line:
+        say(line)
 
 
 def _parsed(parser: CommandParser, command: str, words: list[str]) -> argparse.Namespace:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from layered_llm.service import command_flags
-from layered_llm.service.settings_fields import SettingsError
-from layered_llm.service.settings_sources import closest, to_bool
+from layered_llm.service.settings_fields import SettingsError, is_text, printable
+from layered_llm.service.settings_sources import closest, elsewhere, to_bool
 
 EXIT_USAGE: Final = 2
 
@@ -35,6 +35,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Exits with 2, and a message on standard error, for words that are no arguments of this command."""
+        for word in words:
+            if not is_text(word):
+                self.error(f"{printable(word)} is no UTF-8 text")
         arguments, unknown = self.parse_known_args([with_dashes(word) for word in words])
         if unknown:
             self.error(self._unknown(unknown))
@@ -68,7 +71,9 @@ class CommandParser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
         if not flags:
             return f"unexpected argument: {words[0]}"
-        return f"unknown flag {flags[0]}{closest(flags[0], self._option_string_actions)}"
+        command = self.prog.rpartition(" ")[2]
+        hint = elsewhere(flags[0], command) or closest(flags[0], self._option_string_actions)
+        return f"unknown flag {flags[0]}{hint}"
 
 
 def _key(option: str) -> str:

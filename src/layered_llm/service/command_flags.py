@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from layered_llm.service.settings_fields import SettingsError
+from layered_llm.service.settings_fields import SettingsError, is_text
 
 ENVIRONMENT_PREFIX: Final = "LAYERED_LLM_"
 FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -25,6 +25,14 @@ FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Of each command, in the spelling of keys."""
+REQUEST_FIELDS: Final = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed", "stop", "stop_token_ids",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "ignore_eos",
+        "stream",
+    }
+)  # fmt: skip
+"""What each request says for itself, and no flag of a server does."""
 ALTERNATIVES: Final[Mapping[str, Sequence[Collection[str]]]] = {"chat": (), "bench": ({"concurrency", "rate"},)}
 """Of the flags of one set only one can count."""
 NEEDED: Final[Mapping[str, Mapping[str, str]]] = {"chat": {"api_key": "url"}, "bench": {}}
@@ -56,8 +64,11 @@ def variables() -> Iterator[str]:
 
 
 def from_environment(command: str, environment: Mapping[str, str]) -> Source:
-    """An empty variable counts as unset."""
+    """An empty variable counts as unset. Raises SettingsError for what is no text."""
     named = {name: variable(command, name) for name in FLAGS[command]}
+    for place in named.values():
+        if not is_text(environment.get(place, "")):
+            raise SettingsError(f"{place} must be UTF-8 text")
     return {name: Given(place, environment[place]) for name, place in named.items() if environment.get(place)}
 
 
@@ -70,7 +81,7 @@ def from_table(command: str, table: object, path: Path) -> Source:
         name = key.replace("-", "_")
         place = f"{path}: [{command}] {key}"
         if name not in FLAGS[command]:
-            raise SettingsError(f"{place} is no flag of {command}; known are {', '.join(sorted(FLAGS[command]))}")
+            raise SettingsError(f"{place} is no flag of {command}; `layered-llm {command} --help` lists all")
         if name in found:
             raise SettingsError(f"{place} is set twice, as {name} and as {name.replace('_', '-')}")
         found[name] = Given(place, value)

@@ -25,6 +25,7 @@ from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, child_environment
+from layered_llm.service.settings_fields import printable
 from layered_llm.service.supervision import RESTART_WINDOW_S, api_peer_name
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
@@ -223,4 +224,4 @@ async def _cancel_when_heard(connection: EngineConnection, waiting: trio.CancelS
 
 
 def _failed(detail: str) -> EngineStatus:
-    return EngineStatus(phase=EnginePhase.FAILED, generation=0, supervisor_pid=0, detail=detail)
+    return EngineStatus(phase=EnginePhase.FAILED, generation=0, supervisor_pid=0, detail=printable(detail))

@@ -6,6 +6,7 @@ Must not know: what is done with the checkpoint.
 bars on standard error, and says on standard output where the checkpoint lies, or why there is none.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -51,7 +52,7 @@ def main() -> int:
         said, code = str(fetch(model)), 0
     except HubError as error:
         said, code = str(error), EXIT_NO_CHECKPOINT
-    sys.stdout.write(said)
+    sys.stdout.buffer.write(os.fsencode(said))  # as it is: whoever reads it decides what can be named
     return code
 
 

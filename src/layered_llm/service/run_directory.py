@@ -24,6 +24,7 @@ import attrs
 
 from layered_llm.service.process_watch import process_start_time
 from layered_llm.service.settings import runtime_directories
+from layered_llm.service.settings_fields import printable
 from layered_llm.transport.addresses import MAX_IPC_PATH_BYTES, AddressError, LinkAddresses
 
 _LOCK: Final = "supervisor.lock"
@@ -156,9 +157,8 @@ def _place(name: str) -> Path:
         path = place / f"layered-llm-{os.getuid()}" / name
         if _has_room(path):
             return path
-    shown = os.fsencode(first).decode(errors="backslashreplace")
     raise RunDirectoryError(
-        f"TMPDIR {shown}: the paths of sockets below it are longer than the kernel "
+        f"TMPDIR {printable(first)}: the paths of sockets below it are longer than the kernel "
         f"takes ({MAX_IPC_PATH_BYTES} bytes), or no UTF-8; set TMPDIR to another place"
     )
 

@@ -23,7 +23,7 @@ from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
     "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "command_values",
-    "flag", "let_threads_sleep", "load", "wants_colours",
+    "flag", "ignored_variables", "let_threads_sleep", "load", "wants_colours",
 ]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
@@ -373,6 +373,12 @@ def load(
     values |= sources.from_environment(fields, variables)
     values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
+
+
+def ignored_variables(environment: Mapping[str, str] | None = None) -> str:
+    """One line that says which variables with our prefix are ignored, and why; empty where there are none."""
+    names = sources.service_variables(os.environ if environment is None else environment)
+    return f"ignored, as Kubernetes sets them for a service: {', '.join(names)}" if names else ""
 
 
 def command_values(

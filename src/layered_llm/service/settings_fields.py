@@ -53,6 +53,20 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: what the system gives may hold any bytes, which Python keeps as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(value: object) -> str:
+    """As text for messages, what is no UTF-8 of it in escapes."""
+    return str(value).encode(errors="backslashreplace").decode()
+
+
 def user_path(text: str) -> Path:
     """The path that was typed, `~` as the home directory; of a user who has none, or is not known, as it is."""
     try:
@@ -92,9 +106,19 @@ def got(field: Field, value: Any) -> str:
     return "" if field.metadata["is_secret"] else f", got {value!r}"
 
 
+def _check_text(field: Field, text: str, name: str) -> None:
+    if not is_text(text):
+        raise SettingsError(printable(f"{name} must be UTF-8 text{got(field, text)}"))
+    if "\0" in text:
+        raise SettingsError(f"{name} must not hold a zero byte{got(field, text)}")
+
+
 def check(field: Field, value: Any, name: str) -> None:
     """Raises SettingsError, which calls the setting `name`, for a value of the right type that is not allowed."""
     meta = field.metadata
+    for text in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(text, str):
+            _check_text(field, text, name)
     reason = f": {meta['limit_reason']}" if meta["limit_reason"] else ""
     if meta["choices"] and _lower(value) not in meta["choices"]:
         raise SettingsError(f"{name} must be one of {', '.join(meta['choices'])}, got {value!r}{reason}")

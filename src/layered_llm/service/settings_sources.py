@@ -7,6 +7,7 @@ Every source refuses names that are no setting, and says which are.
 
 import argparse
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,14 @@ from layered_llm.service.settings_fields import Field, SettingsError, base_type,
 
 CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
 CONFIG_FLAG: Final = "--config"
+_LIKENESS: Final = 0.7
+"""Of two names, as difflib counts it, from which on one may have been meant by the other."""
+_WHERE_LISTED: Final = "`layered-llm serve --help` lists all"
+_OF_SERVICE: Final = re.compile(
+    rf"{ENVIRONMENT_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", re.ASCII
+)
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
+"""The value of NAME_PORT, which may be a setting's name."""
 
 _WORDS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -28,10 +37,42 @@ def variable(name: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """A hint at what was meant, with a blank before it; empty where nothing known is like `word`."""
-    names = list(known)
-    found = [name for name in names if name.startswith(word)] or difflib.get_close_matches(word, names, n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    """A hint at what was meant, with a blank before it; empty where nothing known is like `word`.
+
+    What all names of one kind begin with says nothing of how like they are.
+    """
+    names = {_bare(name): name for name in known}
+    bare = _bare(word)
+    begun = [name for name in names if bare and name.startswith(bare)]
+    found = begun or difflib.get_close_matches(bare, names, n=1, cutoff=_LIKENESS)
+    return f" (did you mean {names[found[0]]}?)" if found else ""
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_").lower()
+
+
+def elsewhere(name: str, command: str) -> str:
+    """Where what is no flag of `command` is one, with a colon before it; empty where nothing knows it."""
+    bare = _bare(name)
+    others = [f"`layered-llm {other}`" for other, flags in command_flags.FLAGS.items() if other != command and bare in flags]
+    places = ["a field of each request"] if bare in command_flags.REQUEST_FIELDS else []
+    places += [f"a flag of {' and '.join(others)}"] if others else []
+    return f": it is {', and '.join(places)}" if places else ""
+
+
+def service_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables with our prefix that Kubernetes sets for services, whose name may begin as ours does; they are no settings.
+
+    See https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables.
+    """
+    return tuple(sorted(name for name, value in environment.items() if _is_of_service(name, value)))
+
+
+def _is_of_service(name: str, value: str) -> bool:
+    return name.startswith(ENVIRONMENT_PREFIX) and (
+        _OF_SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and _SERVICE_URL.match(value) is not None)
+    )
 
 
 def add_flags(
@@ -70,11 +111,11 @@ def from_environment(fields: Sequence[Field], environment: Mapping[str, str]) ->
     others = {CONFIG_VARIABLE, *command_flags.variables()}
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in others:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in others or _is_of_service(name, text):
             continue
         if name not in by_variable:
-            known = sorted((*by_variable, *others))
-            raise SettingsError(f"{name} is no setting{closest(name, known)}; known are {', '.join(known)}")
+            hint = closest(name, (*by_variable, *others)) or elsewhere(name, "")
+            raise SettingsError(f"{name} is no setting{hint}; {_WHERE_LISTED}")
         if not text:
             continue
         field = by_variable[name]
@@ -96,7 +137,8 @@ def from_file(fields: Sequence[Field], path: Path) -> dict[str, Any]:
             command_flags.from_table(name, value, path)
             continue
         if name not in by_name:
-            raise SettingsError(f"{path}: {key} is no setting{closest(name, by_name)}; known are {', '.join(sorted(by_name))}")
+            hint = elsewhere(name, "") or closest(name, by_name)
+            raise SettingsError(f"{path}: {key} is no setting{hint}; {_WHERE_LISTED}")
         if name in values:
             raise SettingsError(f"{path}: {key} is set twice, as {name} and as {name.replace('_', '-')}")
         values[name] = _from_toml(by_name[name], value, f"{path}: {key}")

@@ -30,6 +30,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.service.abort_routing import AbortRouting, Answer, Order
+from layered_llm.service.settings_fields import printable
 
 STATE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
@@ -231,7 +232,7 @@ class Supervision:
         return tuple(outgoing for number in waiting for outgoing in self._answer(number))
 
     def _move(self, phase: EnginePhase, detail: str) -> tuple[Outgoing, ...]:
-        self._phase, self._detail = phase, detail
+        self._phase, self._detail = phase, printable(detail)
         return tuple((peer, self._status()) for peer in self._apis)
 
     def _status(self) -> EngineStatus:

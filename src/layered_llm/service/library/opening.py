@@ -5,6 +5,7 @@ Must not know: requests, threads, HTTP.
 
 import argparse
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -20,9 +21,11 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import EngineHost
 from layered_llm.service.library.engine import Engine
 from layered_llm.service.run_directory import Owner
-from layered_llm.service.settings import Settings, load
+from layered_llm.service.settings import Settings, ignored_variables, load
 from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, kind
 from layered_llm.service.settings_sources import closest
+
+logger = logging.getLogger(__name__)
 
 _OF_A_SERVER: Final = frozenset(
     {
@@ -63,6 +66,9 @@ async def open_engine(
             "layered_llm.LLM is for all others: plain ones, notebooks, asyncio (await asyncio.to_thread(layered_llm.LLM))"
         )
     checked = to_settings(model, settings, processes=processes)
+    ignored = ignored_variables()
+    if ignored:
+        logger.warning("environment variables are %s", ignored)
     async with _open_client(checked, processes=processes) as client:
         limits = client.status().limits
         if limits is None:
