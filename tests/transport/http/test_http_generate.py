@@ -209,6 +209,17 @@ async def test_of_the_prompt_nothing_is_told_unless_a_start_is_named() -> None:
         ({"text": "x", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": "x", "stream": "yes"}, "stream"),
         ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
+        ({"text": ["x", "y"], "sampling_params": [{}]}, "sampling_params"),
+        ({"text": ["x", "y"], "sampling_params": [{}, {"temperature": 3}]}, "sampling_params[1].temperature"),
+        ({"text": ["x", "y"], "sampling_params": [{}, {"min_new_tokens": 200}]}, "sampling_params[1].min_new_tokens"),
+        ({"text": ["x", "y"], "sampling_params": [{}, {"n": 2}]}, "sampling_params"),
+        ({"text": ["x", "y"], "sampling_params": [{}, None]}, "sampling_params[1]"),
+        ({"text": ["x", "y"], "sampling_params": [{"regex": "a"}, {}]}, "sampling_params[0].regex"),
+        ({"text": ["x", "y"], "return_logprob": [True]}, "return_logprob"),
+        ({"text": ["x", "y"], "return_logprob": True, "logprob_start_len": [0, -2]}, "logprob_start_len[1]"),
+        ({"text": ["x", "y"], "top_logprobs_num": []}, "top_logprobs_num"),
+        ({"text": "x", "sampling_params": [{}]}, "sampling_params"),
+        ({"input_ids": [1, 2], "return_logprob": [True, False]}, "return_logprob"),
         ({"text": "x", "rid": ""}, "rid"),
         ({"prompt": "x", "return_logprob": True}, "return_logprob"),
         ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
@@ -328,3 +339,30 @@ async def test_restrictions_of_the_tokens_reach_the_sampling() -> None:
 
     params = engine.streams[0].params
     assert ((4, 5), ("x", "y z"), 1.5) == (params.allowed_token_ids, params.bad_words, params.top_n_sigma)
+
+
+async def test_a_batch_has_a_value_for_each_of_its_prompts() -> None:
+    engine = FakeEngine(TWO_STEPS)
+    body = {
+        "input_ids": [[1], [2], [3]],
+        "sampling_params": [{"temperature": 0}, {"max_new_tokens": 5, "sampling_seed": 9}, {}],
+        "return_logprob": [False, True, True],
+        "logprob_start_len": [-1, 0, -1],
+        "top_logprobs_num": [0, 2, 3],
+    }
+
+    exchange = await post(application(engine), GENERATE, body)
+
+    params = [stream.params for stream in engine.streams]
+    assert [(0, 128), (None, 5), (None, 128)] == [(each.temperature, each.max_tokens) for each in params]
+    assert [(None, None), (2, 2), (3, None)] == [(each.logprobs, each.prompt_logprobs) for each in params]
+    assert 9 == params[1].seed
+    told_of = [{name for name in one["meta_info"] if name.endswith("logprobs")} for one in exchange.json()]
+    output, prompt = {"output_token_logprobs", "output_top_logprobs"}, {"input_token_logprobs", "input_top_logprobs"}
+    assert [set(), output | prompt, output] == told_of
+
+
+async def test_one_id_for_a_batch_is_the_beginning_of_each() -> None:
+    exchange = await post(application(FakeEngine(TWO_STEPS)), GENERATE, {"text": ["x", "y"], "rid": "a"})
+
+    assert ["a_0", "a_1"] == [one["meta_info"]["id"] for one in exchange.json()]

@@ -34,6 +34,9 @@ COMPANIONS: dict[str, dict[str, Any]] = {
 }
 """What some members are only allowed with, which no schema says."""
 
+LISTS = ("rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
+"""Members that may have a value for each prompt."""
+
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES},
     COMPLETIONS: {"prompt": "x"},
@@ -72,7 +75,7 @@ def given(name: str, *values: object) -> list[dict[str, object]]:
 
 def companions(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     """What a member is only allowed with."""
-    if name == "rid" and isinstance(value, list) and value:
+    if name in LISTS and isinstance(value, list) and value:
         return {"text": ["x"] * len(value)}
     if not base and name in ("max_tokens", "ignore_eos"):
         return {"prompt": "x"}

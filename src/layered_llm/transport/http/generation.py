@@ -46,9 +46,8 @@ class Asked(Protocol):
     @property
     def prompts(self) -> Sequence[Prompt]: ...
 
-    @property
-    def params(self) -> SamplingParams:
-        """Of each prompt."""
+    def params_of(self, prompt: int) -> SamplingParams:
+        """Of the prompt at this place; all have the same number of choices."""
 
     @property
     def placement(self) -> Placement: ...
@@ -172,10 +171,11 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
     context.drain.hold(exchange.owner)
     placement = attrs.evolve(request.placement, tenant=exchange.tenant)
     streams: list[EngineStream] = []
-    for prompt in request.prompts:
+    for place, prompt in enumerate(request.prompts):
+        params = request.params_of(place)
         # A seed for each prompt: with one for all, two prompts that are alike would have the same output.
-        seed = context.draw_seed() if request.params.seed is None else request.params.seed
-        stream = context.engine.open(exchange.owner, prompt, attrs.evolve(request.params, seed=seed), placement)
+        seed = context.draw_seed() if params.seed is None else params.seed
+        stream = context.engine.open(exchange.owner, prompt, attrs.evolve(params, seed=seed), placement)
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)

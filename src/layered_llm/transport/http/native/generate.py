@@ -33,7 +33,7 @@ def _plan(context: HttpContext, asked: NativeRequest, begun: Begun) -> NativePla
     return NativePlan(
         ids=begun.names or [public_id(NATIVE_PREFIX, stream.request) for stream in begun.streams],
         prompt_tokens=[verdict.prompt_tokens for verdict in begun.accepted],
-        choices_per_prompt=asked.params.n,
+        choices_per_prompt=asked.choices_per_prompt,
         is_batch=asked.is_batch,
         logprobs=asked.logprobs,
         retry_after_s=context.settings.retry_after_s,

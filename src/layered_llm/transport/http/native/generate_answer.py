@@ -35,7 +35,8 @@ class NativePlan:
     prompt_tokens: Sequence[int]
     choices_per_prompt: int
     is_batch: bool
-    logprobs: LogprobsAsked | None
+    logprobs: Sequence[LogprobsAsked | None]
+    """Of each prompt."""
     retry_after_s: int
 
 
@@ -91,9 +92,9 @@ class NativeAnswer:
             _Choice(
                 public if plan.choices_per_prompt == 1 else f"{public}-{place}",
                 prompt_tokens,
-                None if plan.logprobs is None else GrowingLogprobs(plan.logprobs),
+                None if logprobs is None else GrowingLogprobs(logprobs),
             )
-            for public, prompt_tokens in zip(plan.ids, plan.prompt_tokens, strict=True)
+            for public, prompt_tokens, logprobs in zip(plan.ids, plan.prompt_tokens, plan.logprobs, strict=True)
             for place in range(plan.choices_per_prompt)
         ]
         self._logprobs = 0
@@ -131,7 +132,7 @@ class NativeAnswer:
         if self._tally.error is not None:
             yield failure(self._tally.error) if self.is_complete else b""
             return
-        if self._plan.logprobs is None:
+        if not any(self._plan.logprobs):
             yield b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
             return
         for index in changed:

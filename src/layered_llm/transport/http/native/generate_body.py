@@ -23,6 +23,7 @@ from layered_llm.transport.http.openai_schema.body_fields import (
     PLACEMENT,
     SAMPLING,
     Field,
+    Reader,
     boolean,
     integer,
     names_of,
@@ -37,6 +38,8 @@ DEFAULT_NEW_TOKENS: Final = 128
 """What SGLang generates when the body names no limit."""
 DEFAULT_MINI_TOKENS: Final = 16
 _WHOLE_VOCABULARY: Final = -1
+_EACH: Final = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
+"""Fields that may be lists of one value for each prompt."""
 _NO_PROMPT: Final = -1
 """The `logprob_start_len` that tells nothing of the prompt."""
 
@@ -92,6 +95,26 @@ def _rids(param: str, value: object) -> tuple[str, ...]:
     return tuple(read.bounded_text(param, name, 1, MAX_REQUEST_ID_CHARS) for name in names)
 
 
+def _each(read_one: Reader) -> Reader:
+    """A reader of one value for all prompts, or of a list of one for each of them, which it makes a tuple."""
+
+    def read_all_of(param: str, value: object) -> object:
+        if not isinstance(value, list):
+            return read_one(param, value)
+        read.at_most(param, _list(param, value, "a list"), MAX_CHOICES_PER_BODY)
+        return tuple(read_one(f"{param}[{place}]", item) for place, item in enumerate(value))
+
+    return read_all_of
+
+
+def _for_each(field: Field) -> Field:
+    """`field` with one value for all prompts, or a list of one for each."""
+    schema = {"anyOf": [field.schema, {"type": "array", "items": field.schema, **_SOME}]}
+    return attrs.evolve(
+        field, schema=schema, read=_each(field.read), summary=f"{field.summary} Or a list, of one for each prompt."
+    )
+
+
 def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
     fields = read.json_object(param, value)
     try:
@@ -132,22 +155,23 @@ GENERATE: Final = (
     string("prompt", "mini-sglang's shape: a text in place of these, which is sampled greedily and streamed."),
     integer("max_tokens", 0, TOKENS_LIMIT - 1, "With prompt: most tokens; 16 where absent."),
     boolean("ignore_eos", "With prompt: the model's own end tokens end nothing."),
-    Field(
-        "sampling_params",
-        SAMPLING_SCHEMA,
-        _sampling_params,
-        "How each prompt is sampled.",
-    ),
+    _for_each(Field("sampling_params", SAMPLING_SCHEMA, _sampling_params, "How each prompt is sampled.")),
     Field(
         "rid",
         {"anyOf": [_RID, {"type": "array", "items": _RID, "maxItems": MAX_CHOICES_PER_BODY}]},
         _rids,
-        "The id that each answer is told with.",
+        "The id that each answer is told with; one for several prompts is the beginning of theirs.",
     ),
     boolean("stream", "The answer comes as server-sent events, each with the whole text so far."),
-    boolean("return_logprob", "Log probabilities are told."),
-    integer("logprob_start_len", -1, TOKENS_LIMIT - 1, "With return_logprob: of the prompt too, from this token on; -1: not."),
-    integer("top_logprobs_num", 0, MAX_LOGPROBS, "With return_logprob: so many of the likeliest tokens beside each."),
+    _for_each(boolean("return_logprob", "Log probabilities are told.")),
+    _for_each(
+        integer(
+            "logprob_start_len", -1, TOKENS_LIMIT - 1, "With return_logprob: of the prompt too, from this token on; -1: not."
+        )
+    ),
+    _for_each(
+        integer("top_logprobs_num", 0, MAX_LOGPROBS, "With return_logprob: so many of the likeliest tokens beside each.")
+    ),
     boolean("return_text_in_logprobs", "Log probabilities name the text of their tokens."),
     *PLACEMENT,
 )
@@ -169,14 +193,23 @@ class NativeRequest:
     """A body of `/generate`."""
 
     prompts: tuple[Prompt, ...]
-    params: SamplingParams
+    params: tuple[SamplingParams, ...]
+    """One for each prompt; all have the same number of choices."""
     placement: Placement
     rids: tuple[str, ...]
     """One for each prompt, or none at all."""
     is_batch: bool
     """The answer is a list, even of one."""
     stream: bool
-    logprobs: LogprobsAsked | None
+    logprobs: tuple[LogprobsAsked | None, ...]
+    """Of each prompt."""
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.params[0].n
+
+    def params_of(self, prompt: int) -> SamplingParams:
+        return self.params[prompt]
 
 
 _ONLY_WITH_PROMPT: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "ignore_eos": "ignore_eos"}
@@ -204,17 +237,26 @@ def _request(fields: read.JsonObject) -> NativeRequest:
         if name in given:
             raise ParameterError(name, f"{name} goes with prompt; with {kinds[0]} give sampling_params.{instead}")
     prompts = (Prompt.of_text(given["prompt"]),) if is_mini else given[kinds[0]]
-    logprobs = _logprobs(given)
-    params = _mini_params(given) if is_mini else _native_params(given, logprobs)
-    if len(prompts) * params.n > MAX_CHOICES_PER_BODY:
-        message = f"{len(prompts)} prompts times n={params.n} are more than {MAX_CHOICES_PER_BODY} choices"
+    is_batch = not is_mini and _is_list(fields[kinds[0]])
+    each = [_of_prompt(given, place, len(prompts) if is_batch else None) for place in range(len(prompts))]
+    logprobs = tuple(map(_logprobs, each))
+    where = "sampling_params[{}]" if isinstance(given.get("sampling_params"), tuple) else "sampling_params"
+    params = tuple(
+        _mini_params(one) if is_mini else _native_params(one, told, where.format(place))
+        for place, (one, told) in enumerate(zip(each, logprobs, strict=True))
+    )
+    choices = params[0].n
+    if any(one.n != choices for one in params):
+        raise ParameterError("sampling_params", "sampling_params must have the same n for every prompt")
+    if len(prompts) * choices > MAX_CHOICES_PER_BODY:
+        message = f"{len(prompts)} prompts times n={choices} are more than {MAX_CHOICES_PER_BODY} choices"
         raise ParameterError(kinds[0], message)
     return NativeRequest(
         prompts=prompts,
         params=params,
         placement=Placement(cache_salt=given.get("cache_salt"), priority=given.get("priority", 0)),
-        rids=_matching_rids(given.get("rid", ()), len(prompts)),
-        is_batch=params.n > 1 or (not is_mini and _is_list(fields[kinds[0]])),
+        rids=_matching_rids(fields.get("rid"), given.get("rid", ()), len(prompts)),
+        is_batch=choices > 1 or is_batch,
         stream=given.get("stream", is_mini),
         logprobs=logprobs,
     )
@@ -225,7 +267,24 @@ def _is_list(value: Sequence[object] | str) -> bool:
     return isinstance(value, list) and isinstance(value[0], str | list)
 
 
-def _matching_rids(rids: tuple[str, ...], prompts: int) -> tuple[str, ...]:
+def _of_prompt(given: Mapping[str, Any], place: int, prompts: int | None) -> Mapping[str, Any]:
+    """What a body says of the prompt at `place`; `prompts` is how many a batch has, None where there is no batch."""
+    own: dict[str, Any] = {}
+    for name in _EACH:
+        values = given.get(name)
+        if not isinstance(values, tuple):
+            continue
+        if prompts is None:
+            raise ParameterError(name, f"{name} may only be a list where text or input_ids is a list of several prompts")
+        if len(values) != prompts:
+            raise ParameterError(name, f"{name} has {len(values)} items for {prompts} prompts")
+        own[name] = values[place]
+    return {**given, **own}
+
+
+def _matching_rids(written: object, rids: tuple[str, ...], prompts: int) -> tuple[str, ...]:
+    if isinstance(written, str) and prompts > 1:
+        return tuple(f"{written}_{place}" for place in range(prompts))
     if rids and len(rids) != prompts:
         raise ParameterError("rid", f"rid names {len(rids)} requests for {prompts} prompts")
     return rids
@@ -251,11 +310,12 @@ def _mini_params(given: Mapping[str, Any]) -> SamplingParams:
     )
 
 
-def _native_params(given: Mapping[str, Any], logprobs: LogprobsAsked | None) -> SamplingParams:
+def _native_params(given: Mapping[str, Any], logprobs: LogprobsAsked | None, where: str) -> SamplingParams:
+    """`where` is what the sampling parameters of this prompt are called in errors."""
     sampling: Mapping[str, Any] = given.get("sampling_params", {})
     told = None if logprobs is None else given.get("top_logprobs_num", 0)
     told_of_prompt = None if logprobs is None or logprobs.prompt_from is None else told
-    top_k, where = sampling.get("top_k"), "sampling_params"
+    top_k = sampling.get("top_k")
     most = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     least = read.integer(f"{where}.min_new_tokens", sampling.get("min_new_tokens", 0), 0, most)
     try:

@@ -51,9 +51,11 @@ class _Probe:
     """Implements `Asked`: one token behind one token."""
 
     prompts: tuple[Prompt, ...] = attrs.field(factory=lambda: (Prompt.of_token_ids([0]),))
-    params: SamplingParams = attrs.field(factory=lambda: SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     placement: Placement = ANYWHERE
     stream: bool = False
+
+    def params_of(self, prompt: int) -> SamplingParams:
+        return SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 @attrs.define

@@ -64,6 +64,9 @@ class ChatRequest:
     def prompts(self) -> tuple[Prompt, ...]:
         return (self.prompt,)
 
+    def params_of(self, prompt: int) -> SamplingParams:
+        return self.params
+
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest:
@@ -78,6 +81,9 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+
+    def params_of(self, prompt: int) -> SamplingParams:
+        return self.params
 
 
 GenerationRequest = ChatRequest | CompletionRequest
