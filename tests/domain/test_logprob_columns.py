@@ -4,7 +4,14 @@ from hypothesis import strategies as st
 
 from layered_llm.domain.columns import pack_f32, pack_i32
 from layered_llm.domain.ids import StepId
-from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, entries_of, prompts_of
+from layered_llm.domain.messages.logprobs import (
+    NO_ENTRIES,
+    LogprobColumns,
+    LogprobEntries,
+    PromptLogprobs,
+    entries_of,
+    prompts_of,
+)
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from support.logprobs import columns_of, entries
 
@@ -47,3 +54,21 @@ def test_prompts_that_do_not_fit_their_counts_are_refused() -> None:
     assert columns is not None
     with pytest.raises(ValueError, match="1 prompt tokens for counts that add up to 2"):
         PromptLogprobs(token_counts=pack_i32([1, 1]), columns=columns)
+
+
+def test_ranks_stay_with_their_tokens_whatever_is_joined() -> None:
+    unranked = columns_of([[(1, -1.0)]])
+    ranked = LogprobColumns.of([LogprobEntries(token_ids=pack_i32([2]), logprobs=pack_f32([-2.0]), rank=7), NO_ENTRIES])
+    assert unranked is not None
+    assert ranked is not None
+
+    joined = LogprobColumns.joined([unranked, ranked, unranked])
+
+    assert [0, 7, 0, 0] == [one.rank for one in joined]
+    assert b"" == LogprobColumns.joined([unranked, unranked]).ranks
+    assert joined == LogprobColumns.of(joined)
+
+
+def test_a_rank_for_half_of_the_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="ranks"):
+        LogprobColumns(counts=pack_i32([1, 1]), token_ids=pack_i32([1, 2]), logprobs=pack_f32([0, 0]), ranks=pack_i32([1]))

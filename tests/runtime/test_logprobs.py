@@ -138,3 +138,14 @@ def test_a_prompt_that_was_told_is_not_told_again(tiny: tuple[Path, Any]) -> Non
     driver.add(open_slot(0, PROMPTS[2], [4, 5], params=sampling(prompt_logprobs=1)), output_tokens=2)
     driver.run()
     assert {} == driver.prompt_logprobs
+
+
+@pytest.mark.parametrize(("chunk_tokens", "top"), [(1, 0), (4, 2), (1000, 0)])
+def test_every_prompt_token_has_its_true_rank(chunk_tokens: int, top: int, tiny: tuple[Path, Any]) -> None:
+    driver = Driver(open_tiny(tiny), chunk_tokens)
+    driver.add(open_slot(0, PROMPTS[2], params=sampling(prompt_logprobs=top)), output_tokens=1)
+    driver.run()
+    reference = reference_logits(tiny[1], PROMPTS[2])
+    ranks = [int((logits >= logits[token]).sum()) for logits, token in zip(reference[:-1], PROMPTS[2][1:], strict=True)]
+    assert [0, *ranks] == driver.prompt_ranks[0]
+    assert max(ranks) > 20

@@ -73,3 +73,8 @@ async def test_a_prompt_of_the_whole_context_is_scored(engine: Engine) -> None:
     prompt = "a" * engine.limits.context_tokens
     completion = await engine.generate(prompt, SamplingParams(max_tokens=0, echo=True, prompt_logprobs=0))
     assert (prompt, len(prompt)) == (completion.text, len(completion.prompt_logprobs))
+
+
+async def test_every_token_of_a_prompt_but_the_first_has_its_rank(engine: Engine) -> None:
+    completion = await engine.generate("abcde", SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert [None, 2, 3, 1, 2] == [one.rank for one in completion.prompt_logprobs]

@@ -104,6 +104,8 @@ class Driver:
     """Of each slot's sampled tokens, where a step told any."""
     prompt_logprobs: dict[int, list[Pairs]] = attrs.Factory(dict)
     """Of each slot's prompt tokens, where a step told any."""
+    prompt_ranks: dict[int, list[int]] = attrs.Factory(dict)
+    """The same tokens' ranks."""
     last: StepCompleted | None = None
 
     def add(self, opening: OpenSlot, *, output_tokens: int) -> None:
@@ -144,6 +146,7 @@ class Driver:
             self.logprobs.setdefault(slot, []).append(pairs)
         for (slot, *_), columns in zip(rows, self.last.prompt_logprobs or (), strict=False):
             self.prompt_logprobs.setdefault(slot, []).extend(pairs_of(columns))
+            self.prompt_ranks.setdefault(slot, []).extend(one.rank for one in columns or ())
         return self._take_ended()
 
     def _new_pages(self, choice: _Choice, end: int) -> list[int]:

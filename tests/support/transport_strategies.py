@@ -153,7 +153,8 @@ def logprobs(draw: st.DrawFn, token_count: int) -> LogprobColumns | None:
         return None
     values = draw(st.lists(st.floats(max_value=0, width=32), min_size=sum(sizes), max_size=sum(sizes)))
     token_ids = draw(column("i", rows=sum(sizes)))
-    return LogprobColumns(counts=pack_i32(sizes), token_ids=token_ids, logprobs=pack_f32(values))
+    ranks = pack_i32(draw(st.lists(counts, min_size=len(sizes), max_size=len(sizes)))) if draw(st.booleans()) else b""
+    return LogprobColumns(counts=pack_i32(sizes), token_ids=token_ids, logprobs=pack_f32(values), ranks=ranks)
 
 
 @st.composite

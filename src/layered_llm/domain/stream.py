@@ -35,6 +35,8 @@ class SampledLogprob(TokenLogprob):
 
     top: tuple[TokenLogprob, ...]
     """The likeliest first; the sampled token may be among them."""
+    rank: int | None = None
+    """How many tokens of the vocabulary are at least as likely, itself included. Told of a prompt's tokens but the first."""
 
 
 @attrs.frozen(kw_only=True)

@@ -76,7 +76,9 @@ def following_logprobs(
     def told(block: torch.Tensor, tokens: torch.Tensor) -> LogprobColumns:
         logprobs = logits_of(block).log_softmax(dim=-1)
         mask_missing(logprobs.numpy(), [missing] * len(tokens))
-        return _columns(logprobs, tokens, [min(top, logprobs.shape[1] - _count(missing))] * len(tokens))
+        tops = [min(top, logprobs.shape[1] - _count(missing))] * len(tokens)
+        ranks = (logprobs >= logprobs.gather(1, tokens[:, None])).sum(dim=1)
+        return attrs.evolve(_columns(logprobs, tokens, tops), ranks=ranks.numpy().astype(np.int32).tobytes())
 
     blocks = zip(hidden.split(_BLOCK_TOKENS), token_ids.split(_BLOCK_TOKENS), strict=True)
     return LogprobColumns.joined([told(block, tokens) for block, tokens in blocks])

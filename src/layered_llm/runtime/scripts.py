@@ -84,7 +84,10 @@ def scripted_prompt_logprobs(
 ) -> LogprobColumns | None:
     """Made-up log probabilities of the prompt tokens that a row of `count` tokens from `start` on is the first to tell."""
     places = range(start + 1, min(start + count + 1, prompt.size))
-    told = [_made_up(int(prompt[place]), place, top, vocabulary_size, missing_ids) for place in places]
+    told = [
+        attrs.evolve(_made_up(int(prompt[place]), place, top, vocabulary_size, missing_ids), rank=1 + place % 3)
+        for place in places
+    ]
     if start == 0:
         told.insert(0, LogprobEntries(token_ids=pack_i32([int(prompt[0])]), logprobs=pack_f32([0.0])))
     return LogprobColumns.of(told)

@@ -38,4 +38,6 @@ def _told(columns: LogprobColumns, tokens: tuple[bytes, ...]) -> Iterator[Sample
             yield None
             continue
         own, *top = told
-        yield SampledLogprob(token_id=own.token_id, token=own.token, logprob=own.logprob, top=tuple(top))
+        yield SampledLogprob(
+            token_id=own.token_id, token=own.token, logprob=own.logprob, top=tuple(top), rank=entries.rank or None
+        )

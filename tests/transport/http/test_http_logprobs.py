@@ -229,6 +229,17 @@ TOLD = [
 ]
 
 
+async def test_a_prompt_token_that_is_not_among_the_likeliest_has_its_own_rank() -> None:
+    first = SampledLogprob(token_id=1, token=b"a", logprob=0.0, top=())
+    second = SampledLogprob(token_id=7, token=b"b", logprob=-9.5, top=(), rank=4711)
+    script = answering(text_delta("x", finish_reason=FinishReason.STOP, prompt_logprobs=(first, second)), ended())
+
+    completion = await post(application(FakeEngine(script)), COMPLETIONS, {"prompt": "Once", "prompt_logprobs": 0})
+
+    told = completion.json()["choices"][0]["prompt_logprobs"]
+    assert [None, {"7": {"logprob": -9.5, "rank": 4711, "decoded_token": "b"}}] == told
+
+
 async def test_prompt_logprobs_stand_in_the_choice_of_a_completion_and_beside_the_choices_of_a_chat() -> None:
     completion = await post(application(FakeEngine(ECHO)), COMPLETIONS, {"prompt": "Once", "prompt_logprobs": 2})
     chat = await post(application(FakeEngine(ECHO)), CHAT, {"messages": MESSAGES, "prompt_logprobs": 2})

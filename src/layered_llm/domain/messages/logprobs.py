@@ -9,7 +9,7 @@ precedes it, so it has one entry, of 0.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final
 
 import attrs
@@ -23,6 +23,8 @@ class LogprobEntries:
 
     token_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     logprobs: bytes = attrs.field(default=b"", validator=packed("f"))
+    rank: int = 0
+    """How many tokens of the vocabulary are at least as likely as this one, itself included; 0 where that is not told."""
 
 
 NO_ENTRIES: Final = LogprobEntries()
@@ -37,9 +39,13 @@ class LogprobColumns:
     token_ids: bytes = attrs.field(validator=packed("i"))
     logprobs: bytes = attrs.field(validator=packed("f"))
     """fp32; may be minus infinity, and is never NaN."""
+    ranks: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Of each token, as `LogprobEntries.rank`; empty where none is told."""
 
     def __attrs_post_init__(self) -> None:
         same_rows(token_ids=("i", self.token_ids), logprobs=("f", self.logprobs))
+        if self.ranks:
+            same_rows(counts=("i", self.counts), ranks=("i", self.ranks))
         counts = unpack_i32(self.counts)
         if min(counts, default=0) < 0 or sum(counts) != rows("i", self.token_ids):
             raise ValueError(f"{rows('i', self.token_ids)} log probabilities for counts that add up to {sum(counts)}")
@@ -54,6 +60,7 @@ class LogprobColumns:
             counts=pack_i32(rows("i", one.token_ids) for one in all_entries),
             token_ids=b"".join(one.token_ids for one in all_entries),
             logprobs=b"".join(one.logprobs for one in all_entries),
+            ranks=pack_i32(one.rank for one in all_entries) if any(one.rank for one in all_entries) else b"",
         )
 
     @classmethod
@@ -63,6 +70,9 @@ class LogprobColumns:
             counts=b"".join(part.counts for part in parts),
             token_ids=b"".join(part.token_ids for part in parts),
             logprobs=b"".join(part.logprobs for part in parts),
+            ranks=b"".join(part.ranks or bytes(len(part.counts)) for part in parts)
+            if any(part.ranks for part in parts)
+            else b"",
         )
 
     @property
@@ -71,10 +81,11 @@ class LogprobColumns:
 
     def __iter__(self) -> Iterator[LogprobEntries]:
         first = 0
-        for count in unpack_i32(self.counts):
+        ranks = unpack_i32(self.ranks) if self.ranks else repeat(0)
+        for count, rank in zip(unpack_i32(self.counts), ranks, strict=False):
             behind = first + 4 * count
             if count:
-                yield LogprobEntries(token_ids=self.token_ids[first:behind], logprobs=self.logprobs[first:behind])
+                yield LogprobEntries(token_ids=self.token_ids[first:behind], logprobs=self.logprobs[first:behind], rank=rank)
             else:
                 yield NO_ENTRIES
             first = behind

@@ -87,12 +87,12 @@ class CompletionLogprobs:
 
 
 def prompt_object(prompt: Sequence[SampledLogprob]) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: by token id, null for the first token. A rank is told for the likeliest tokens only."""
+    """vLLM's `prompt_logprobs`: by token id, null for the first token."""
     return [None, *(_by_id(token) for token in prompt[1:])] if prompt else []
 
 
 def _by_id(sampled: SampledLogprob) -> Json:
-    ranks = {one.token_id: rank for rank, one in enumerate(sampled.top, 1)}
+    ranks = {sampled.token_id: sampled.rank} | {one.token_id: rank for rank, one in enumerate(sampled.top, 1)}
     return {
         str(one.token_id): {
             "logprob": _floored(one.logprob),
