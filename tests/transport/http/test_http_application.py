@@ -105,6 +105,20 @@ async def test_an_unknown_route_or_method_is_a_json_error(method: str, path: str
     assert exchange.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1//completions", 404), ("//v1/completions", 200), ("/v1/completions/", 200), ("/v1/completions//", 404)],
+)
+async def test_no_path_is_redirected(path: str, status: int) -> None:
+    headers = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "elsewhere"}
+    engine = FakeEngine(answering(text_delta("x", finish_reason=FinishReason.STOP), ended()))
+    exchange = await post(application(engine), path, {"prompt": "x"}, headers)
+
+    assert (status, "application/json", None) == (
+        exchange.status, exchange.headers["content-type"], exchange.headers.get("location"),
+    )  # fmt: skip
+
+
 async def test_a_wrong_method_is_told_the_right_one() -> None:
     exchange = await Call(application(FakeEngine())).run("GET", CHAT)
 

@@ -554,3 +554,59 @@ def test_all_addresses_of_a_host_share_one_port() -> None:
     assert len({sock.getsockname()[1] for sock in bound}) == 1
     for sock in bound:
         sock.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "line"),
+    [
+        ("GET", "/health", b"HTTP/1.1 200 OK\r\n"),
+        ("GET", "/nope", b"HTTP/1.1 404 Not Found\r\n"),
+        ("GET", CHAT, b"HTTP/1.1 405 Method Not Allowed\r\n"),
+        ("OPTIONS", CHAT, b"HTTP/1.1 204 No Content\r\n"),
+    ],
+)
+async def test_a_status_has_its_reason_phrase(method: str, path: str, line: bytes) -> None:
+    async with running(application(FakeEngine())) as server:
+        client = await server.connect()
+        await client.send_all(http_request(method, path))
+        answer = await read_until(client, b"\r\n\r\n")
+        await client.aclose()
+
+    assert line == answer[: len(line)]
+
+
+async def test_a_client_that_waits_for_it_is_told_to_continue() -> None:
+    async with running(application(FakeEngine())) as server:
+        client = await server.connect()
+        await client.send_all(http_request("POST", CHAT, {}, headers="Expect: 100-continue\r\n").partition(b"{}")[0])
+        answer = await read_until(client, b"\r\n\r\n")
+        await client.aclose()
+
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n")
+
+
+@pytest.mark.parametrize("settings", ["AAMAAABkAAQAoAAAAAIAAAAA", "!!", ""])
+async def test_an_upgrade_to_http2_is_ignored(settings: str) -> None:
+    headers = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: {settings}\r\n"
+    async with running(application(FakeEngine())) as server:
+        client = await server.connect()
+        await client.send_all(f"GET /health HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+        answer = await read_until(client, b'{"status":"ok"}')
+        await client.aclose()
+
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_data_on_a_closed_http2_stream_is_answered_by_a_reset_at_once() -> None:
+    async with running(application(FakeEngine(answering(END, ended())))) as server:
+        client = H2Client(await server.connect())
+        await client.start()
+        stream_id = await client.post(CHAT, BODY)
+        while stream_id not in client.ended:
+            await client.pump()
+        await client.tcp.send_all(b"\x00\x00\x01\x00\x00" + stream_id.to_bytes(4, "big") + b"x")
+        with trio.fail_after(3):
+            answer = await read_until(client.tcp, b"\x03\x00" + stream_id.to_bytes(4, "big"))
+        await client.tcp.aclose()
+
+    assert answer.endswith(b"\x00\x00\x04\x03\x00" + stream_id.to_bytes(4, "big") + (5).to_bytes(4, "big"))

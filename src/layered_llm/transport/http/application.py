@@ -85,6 +85,8 @@ def build_application(
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.strict_slashes = False
     app.url_map.converters["path"] = _AnyPath
+    # A redirect would lose the body of a POST, and name a host and a scheme that the client may not reach us by.
+    app.url_map.merge_slashes = False
     context = HttpContext(
         engine=engine,
         settings=settings,

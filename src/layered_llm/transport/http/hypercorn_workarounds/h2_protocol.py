@@ -80,6 +80,8 @@ class BoundedH2Protocol(H2Protocol):
                 self._discard(event)
             else:
                 await super()._handle_events([event])
+        # What is answered without an event, such as DATA on a closed stream by a reset, is not to wait for the next one.
+        await self._flush()
 
     def _discard(self, event: h2.events.DataReceived) -> None:
         # The bytes count against the connection's window, which the other streams need.
