@@ -54,5 +54,31 @@ def test_the_prefix_cache_and_preemptions_are_reported() -> None:
     )
 
 
+def test_every_token_of_a_request_is_new_once_however_often_it_is_computed() -> None:
+    rig = Rig(limits=limits(pages=10, page_size=4))
+    for request in (1, 2):
+        rig.admit(admit(request, prompt=4, tokens=20))
+    rig.run()
+
+    ended = rig.scheduler.take_ended(0)
+    assert 0 < rig.scheduler.statistics().preemptions
+    assert 2 * (4 + 20) == sum(rig.new_tokens)
+    assert [0, 1] == sorted(preemptions for _, preemptions in ended)
+    assert () == rig.scheduler.take_ended(0)
+
+
+def test_what_is_new_in_steps_and_what_requests_took_is_counted() -> None:
+    figures = SchedulerFigures(100)
+    figures.completed(tokens=5)
+    figures.completed(tokens=0)
+    figures.ended(((2_000_000, 3),))
+
+    samples = dict(figures.samples())
+
+    assert (1.0, 5.0) == tuple(samples[f"layered_llm_step_new_tokens_{part}"] for part in ("count", "sum"))
+    assert 2.0 == samples["layered_llm_request_inference_time_seconds_sum"]
+    assert 3.0 == samples["layered_llm_request_preemptions_sum"]
+
+
 def report_of(scheduler: Scheduler) -> tuple[tuple[str, float], ...]:
     return scheduler_report(scheduler.statistics(), (), scheduler.check(), query=1, pid=1).samples

@@ -118,6 +118,8 @@ class Rig:
     """Cached tokens, as told with the first token."""
     ended: dict[ChoiceKey, tuple[FinishReason, int]] = attrs.field(init=False, factory=dict)
     released: list[AbortRelease] = attrs.field(init=False, factory=list)
+    new_tokens: list[int] = attrs.field(init=False, factory=list)
+    """Of each step that was completed."""
     untaken: dict[TextId, list[StepId]] = attrs.field(init=False, factory=dict)
     workers: dict[int, TextId] = attrs.field(init=False, factory=dict)
 
@@ -168,6 +170,7 @@ class Rig:
 
     def finish(self) -> tuple[Outgoing, ...]:
         sent = self.scheduler.complete(self.device.finish())
+        self.new_tokens.append(self.scheduler.new_tokens)
         self.released.extend(self.scheduler.released)
         self._receive(sent)
         return sent

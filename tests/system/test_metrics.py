@@ -9,6 +9,7 @@ from support.exposition import Family, read_exposition
 from support.server import SERVED_NAME, Server, python_server, scripted
 
 DASHBOARD = {
+    "vllm:cache_config_info": "gauge",
     "vllm:e2e_request_latency_seconds": "histogram",
     "vllm:generation_tokens_total": "counter",
     "vllm:gpu_cache_usage_perc": "gauge",
@@ -23,7 +24,9 @@ DASHBOARD = {
     "vllm:prompt_tokens_total": "counter",
     "vllm:request_decode_time_seconds": "histogram",
     "vllm:request_generation_tokens": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
     "vllm:request_max_num_generation_tokens": "histogram",
+    "vllm:request_num_preemptions": "histogram",
     "vllm:request_prefill_time_seconds": "histogram",
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_queue_time_seconds": "histogram",
@@ -111,6 +114,20 @@ def test_requests_that_ended_by_themselves_are_in_every_histogram(exposition: Ma
     assert 54 == exposition["vllm:request_params_max_tokens"].value("_sum")
     for name in ("time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"):
         assert 4 == exposition[f"vllm:{name}"].value("_count"), name
+
+
+def test_requests_that_ended_by_themselves_are_in_the_schedulers_histograms(exposition: Mapping[str, Family]) -> None:
+    assert {2.0} == {
+        exposition[f"vllm:request_{name}"].value("_count") for name in ("inference_time_seconds", "num_preemptions")
+    }
+
+
+def test_the_cache_is_described_by_labels(exposition: Mapping[str, Family]) -> None:
+    ((_, labels),) = exposition["vllm:cache_config_info"].samples
+    facts = dict(labels)
+
+    assert ("16", "float32", "True") == (facts["block_size"], facts["cache_dtype"], facts["enable_prefix_caching"])
+    assert int(facts["num_gpu_blocks"]) > 0
 
 
 def test_an_idle_server_uses_nothing(exposition: Mapping[str, Family], server: Server) -> None:

@@ -44,6 +44,7 @@ from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, sum
 from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
 
+_BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
 _NO_FAILURES: Final[Mapping[Sequence, FinishReason]] = MappingProxyType({})
 
 
@@ -68,6 +69,8 @@ class Scheduler:
         self._releases = AbortReleases()
         self._released: tuple[AbortRelease, ...] = ()
         self._counters = Counters()
+        self._new_tokens = 0
+        self._ended: list[tuple[int, int]] = []
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
         """`now_us` is what `waited_us`, `released` and `expire` count from; `plan` has one for `prefilled_us`.
@@ -109,6 +112,7 @@ class Scheduler:
         planned = self._running.plan(self._flight.next_step)
         for sequence in planned.preempted:
             self._waiting.push_preempted(sequence)
+            self._open.of(sequence).preemptions += 1
         self._counters.preemptions += len(planned.preempted)
         if not planned.rows and not planned.retired:
             return Idle()
@@ -123,6 +127,19 @@ class Scheduler:
     def prefilled_us(self, now_us: int) -> tuple[int, ...]:
         """How long each request computed whose first token the step completed last brought. Ask right behind `complete`."""
         return tuple(now_us - started_us for started_us in self._new_started_us)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the step completed last was the first to compute or sample. Ask right behind `complete`.
+
+        Each token of a request is new once, but for those of its prompt that were found in the cache.
+        """
+        return self._new_tokens
+
+    def take_ended(self, now_us: int) -> tuple[tuple[int, int], ...]:
+        """Of each request that ended by itself since the last call, how long it is since it started, and its preemptions."""
+        ended, self._ended = self._ended, []
+        return tuple((now_us - started_us, preemptions) for started_us, preemptions in ended)
 
     def trace(self) -> StepTrace:
         """What the step planned last is made of. Ask right behind a `plan` that was not Idle."""
@@ -142,6 +159,8 @@ class Scheduler:
         for sequence, reason in failed.items():
             self._fail(sequence, reason, finished)
         keep_prompt_logprobs(planned, result.prompt_logprobs)
+        self._new_tokens = _first_computed(planned)
+        dropped_before = self._counters.dropped_tokens
         logprobs = entries_of(result.logprobs, len(planned.sampled))
         for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
             if sequence.phase is Phase.ENDED:
@@ -158,6 +177,7 @@ class Scheduler:
             if reason is not FinishReason.RUNNING:
                 finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)
                 self._end(sequence, reason)
+        self._new_tokens += len(planned.sampled) - (self._counters.dropped_tokens - dropped_before)
         return tuple(emit(planned.step, tokens, finished))
 
     @property
@@ -321,9 +341,12 @@ class Scheduler:
             self._running.end(sequence)
         sequence.phase = Phase.ENDED
         self._counters.finished[reason] += 1
+        request = self._open.of(sequence)
         self._open.choice_ended(sequence)
         if sequence.request not in self._open.by_id:
             self._queue_deadlines.gone(sequence.request)
+            if reason in _BY_ITSELF and request.started_us is not None:
+                self._ended.append((request.started_us, request.preemptions))
 
     def _acknowledge(self, result: StepCompleted) -> tuple[PlannedStep, Mapping[Sequence, FinishReason]]:
         """What was planned, and the choices that have no result, with the reason that each ends with."""
@@ -333,6 +356,17 @@ class Scheduler:
         self._released = self._releases.acknowledge(planned.step)
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned, failed
+
+
+def _first_computed(planned: PlannedStep) -> int:
+    """Prompt tokens that no step before computed; decodes come first in a step and compute none."""
+    new = 0
+    chunks = slice(planned.decode_rows, None)
+    for sequence, start, count in zip(planned.rows[chunks], planned.starts[chunks], planned.counts[chunks], strict=True):
+        end = min(start + count, sequence.prompt_tokens)
+        new += max(end - max(start, sequence.counted_tokens), 0)
+        sequence.counted_tokens = max(end, sequence.counted_tokens)
+    return new
 
 
 def _failures(planned: PlannedStep, result: StepCompleted) -> Mapping[Sequence, FinishReason]:

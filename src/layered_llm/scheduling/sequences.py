@@ -103,6 +103,8 @@ class Sequence:
     """Tokens that were found when it started for the first time."""
     last_step: StepId = NO_STEP
     """Last step that names the slot and its pages; NO_STEP while a running choice's slot is not open in the runtime."""
+    counted_tokens: int = 0
+    """Where the part of the prompt ends that counts as computed once, however often a preemption has it computed."""
     plan_limit_tokens: int = attrs.field(init=False)
     """Where planning ends: the last sampled token is never fed back."""
 
@@ -138,6 +140,8 @@ class Request:
     started_us: int | None = attrs.field(init=False, default=None)
     """When the first step that computes some of it was planned."""
     has_output: bool = attrs.field(init=False, default=False)
+    preemptions: int = attrs.field(init=False, default=0)
+    """Of all of its choices."""
     leader: Sequence | None = attrs.field(init=False, default=None)
     """The choice that started last: it computes of the prompt what was not found."""
 

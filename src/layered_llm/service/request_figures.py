@@ -10,12 +10,8 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded
-from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, TTFT_BUCKETS_S, Histogram
+from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
-LATENCY_BUCKETS_S: Final = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
-    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
 TOKEN_BUCKETS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 CHOICE_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 

@@ -8,11 +8,13 @@ from typing import Final
 import attrs
 
 from layered_llm.scheduling.releases import AbortRelease
-from layered_llm.service.histogram import TTFT_BUCKETS_S, Histogram
+from layered_llm.service.histogram import LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 
 STEP_TOKEN_BUCKETS: Final = (1.0, *(float(1 << power) for power in range(3, 15)))
+
+PREEMPTION_BUCKETS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 RELEASE_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08),
@@ -30,6 +32,9 @@ class SchedulerFigures:
     _prefill_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
     _step_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
+    _new_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
+    _inference_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(LATENCY_BUCKETS_S))
+    _preemptions: Histogram = attrs.field(init=False, factory=lambda: Histogram(PREEMPTION_BUCKETS))
     _release_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_BUCKETS_S))
     _release_steps: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_STEP_BUCKETS))
 
@@ -46,6 +51,17 @@ class SchedulerFigures:
         for time_us in took_us:
             self._prefill_time.observe(time_us / 1e6)
 
+    def completed(self, *, tokens: int) -> None:
+        """A step came back that was the first to compute or sample so many tokens."""
+        if tokens:
+            self._new_tokens.observe(tokens)
+
+    def ended(self, requests: tuple[tuple[int, int], ...]) -> None:
+        """Requests ended by themselves that computed this long, with so many preemptions."""
+        for time_us, preemptions in requests:
+            self._inference_time.observe(time_us / 1e6)
+            self._preemptions.observe(preemptions)
+
     def released(self, release: AbortRelease, now_us: int) -> None:
         """All pages of an aborted request are back."""
         self._release_time.observe((now_us - release.aborted_us) / 1e6)
@@ -58,6 +74,9 @@ class SchedulerFigures:
             *self._prefill_time.samples("layered_llm_request_prefill_time_seconds"),
             *self._step_fill.samples("layered_llm_step_fill_ratio"),
             *self._step_tokens.samples("layered_llm_step_tokens"),
+            *self._new_tokens.samples("layered_llm_step_new_tokens"),
+            *self._inference_time.samples("layered_llm_request_inference_time_seconds"),
+            *self._preemptions.samples("layered_llm_request_preemptions"),
             *self._release_time.samples("layered_llm_abort_release_seconds"),
             *self._release_steps.samples("layered_llm_abort_release_steps"),
         )

@@ -139,6 +139,7 @@ class SchedulerLoop:
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
                 self._send(core.handle(_text_id(peer), message, _now_us()))
                 self._note_releases(core)
+            self._figures.ended(core.take_ended(_now_us()))
             self._advance(core)
 
     async def _serve_runtime(self, core: Scheduler) -> None:
@@ -156,6 +157,8 @@ class SchedulerLoop:
                             logger.warning("the model computed NaN or infinity; each request that meets it ends with an error")
                         self._send(core.complete(message))
                         self._figures.prefilled(core.prefilled_us(_now_us()))
+                        self._figures.completed(tokens=core.new_tokens)
+                        self._figures.ended(core.take_ended(_now_us()))
                         self._note_releases(core)
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")

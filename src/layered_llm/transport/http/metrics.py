@@ -14,7 +14,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import attrs
 
@@ -79,6 +80,9 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "abort_release_seconds": _Family("histogram", "From an abort in the scheduler until its request's pages are all back."),
     "abort_release_steps": _Family("histogram", "Steps in flight that these pages had to wait for."),
     "step_tokens": _Family("histogram", "Tokens that a step computes."),
+    "step_new_tokens": _Family("histogram", "Tokens that a step is the first to compute, of prompts, or to sample."),
+    "request_inference_time_seconds": _Family("histogram", "From the first step that computes some of a request to its end."),
+    "request_preemptions": _Family("histogram", "How often choices of a request that ended were put back."),
     "preemptions_total": _Family("counter", "Running choices that were put back to be computed again."),
     "steps_total": _Family("counter", "Steps that the runtime executed."),
     "time_to_first_token_seconds": _Family("histogram", "From the submit of a request to its first token."),
@@ -96,11 +100,20 @@ _KNOWN: Final[Mapping[str, _Family]] = {
 }
 
 
-def render(state: EngineState, *, is_ready: bool, vllm_model_name: str | None = None) -> str:
-    """The whole exposition, each line ended by a line feed; with a model's name vLLM's names come first."""
+def render(
+    state: EngineState,
+    *,
+    is_ready: bool,
+    vllm_model_name: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The whole exposition, each line ended by a line feed; with a model's name vLLM's names come first.
+
+    `settings` are the server's, of which vLLM's names tell some.
+    """
     sums = {} if state.silent else _summed(state)
     gauges = _scheduler_gauges(state)
-    lines = [] if vllm_model_name is None else list(vllm_lines(_in_order(sums), gauges, vllm_model_name))
+    lines = [] if vllm_model_name is None else list(vllm_lines(_in_order(sums), gauges, vllm_model_name, settings))
     lines += _family_lines("engine_ready", _Family("gauge", "1 while the engine takes requests."), [("", float(is_ready))])
     lines += _family_lines(
         "processes_silent",

@@ -40,7 +40,8 @@ async def metrics(context: HttpContext) -> Response:
     is_ready = context.engine.status().phase is EnginePhase.READY
     settings = context.settings
     model_name = settings.served_model_names[0] if settings.has_vllm_metrics else None
-    return Response(render(state, is_ready=is_ready, vllm_model_name=model_name), content_type=CONTENT_TYPE)
+    text = render(state, is_ready=is_ready, vllm_model_name=model_name, settings=settings.about.settings)
+    return Response(text, content_type=CONTENT_TYPE)
 
 
 async def flush_cache(context: HttpContext) -> Response:

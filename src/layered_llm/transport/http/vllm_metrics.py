@@ -7,7 +7,7 @@ it has given up are kept, since older dashboards ask for them: `gpu_cache_usage_
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -16,6 +16,15 @@ _OURS: Final = "layered_llm_"
 _ENGINE: Final = "0"
 _FINISHED: Final[Mapping[str, str]] = {"tool_calls": "stop"}
 """Finish reasons that vLLM does not tell apart."""
+
+
+_CACHE_FACTS: Final[Mapping[str, str]] = {
+    "block_size": "page_size",
+    "cache_dtype": "kv_dtype",
+    "enable_prefix_caching": "prefix_caching",
+    "gpu_memory_utilization": "memory_ratio",
+}
+"""vLLM's names of what it tells of the cache, and our settings."""
 
 
 @attrs.frozen
@@ -51,19 +60,27 @@ _SOURCES: Final[Mapping[str, _Source]] = {
     ),
     "request_params_n": _Source("histogram", "request_params_n", "The n of requests."),
     "request_params_max_tokens": _Source("histogram", "request_params_max_tokens", "The max_tokens of requests."),
-    "iteration_tokens_total": _Source("histogram", "step_tokens", "Tokens of a step."),
+    "request_inference_time_seconds": _Source("histogram", "request_inference_time_seconds", "Time from start to end."),
+    "request_num_preemptions": _Source("histogram", "request_preemptions", "Preemptions of ended requests."),
+    "iteration_tokens_total": _Source(
+        "histogram", "step_new_tokens", "Tokens of a step: new ones of prompts, and sampled ones."
+    ),
 }
 
 
-def vllm_lines(sums: Mapping[str, float], gauges: Mapping[str, int], model_name: str) -> Iterator[str]:
+def vllm_lines(
+    sums: Mapping[str, float], gauges: Mapping[str, int], model_name: str, settings: Mapping[str, Any]
+) -> Iterator[str]:
     """Lines of the exposition.
 
     Args:
         sums: our own samples by their full names, summed over all processes; the buckets of a histogram in order.
         gauges: the scheduler's own.
+        settings: the server's, by our names.
     """
     labels = f'model_name="{escaped(model_name)}",engine="{_ENGINE}"'
     yield from _gauge_lines(gauges, labels)
+    yield from _cache_lines(gauges, settings, labels)
     for name, source in _SOURCES.items():
         samples = list(_relabelled(sums, name, source, labels))
         if samples:
@@ -92,6 +109,16 @@ def _gauge_lines(gauges: Mapping[str, int], labels: str) -> Iterator[str]:
     }
     for name, (value, text) in values.items():
         yield from _headed(name, "gauge", text, [f"{PREFIX}{name}{{{labels}}} {number(value)}"])
+
+
+def _cache_lines(gauges: Mapping[str, int], settings: Mapping[str, Any], labels: str) -> Iterator[str]:
+    """Facts as labels of a gauge that is always 1, as Prometheus has it for what is no number."""
+    if not gauges.get("pages_total"):
+        return
+    facts = {name: settings[ours] for name, ours in _CACHE_FACTS.items() if settings.get(ours) is not None}
+    facts |= {"num_gpu_blocks": gauges["pages_total"]}
+    told = ",".join((labels, *(f'{name}="{escaped(str(value))}"' for name, value in facts.items())))
+    yield from _headed("cache_config_info", "gauge", "The KV cache as it is.", [f"{PREFIX}cache_config_info{{{told}}} 1"])
 
 
 def _headed(name: str, kind: str, text: str, samples: list[str]) -> Iterator[str]:
