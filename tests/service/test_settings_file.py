@@ -65,6 +65,8 @@ def other_value(field: "attrs.Attribute[Any]", default: Any) -> Any:
             return default + 1 if high is None or default + 1 <= high else high
         case tuple():
             return ("a", "b")
+        case _ if "bool" in str(field.type):
+            return True
         case _:
             return "text" if "str" in str(field.type) else 7
 

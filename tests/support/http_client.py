@@ -9,6 +9,7 @@ import attrs
 import trio
 from quart_trio import QuartTrio
 
+from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
@@ -42,6 +43,7 @@ def application(
     keys: ApiKeys | None = None,
     listening: Listening | None = None,
     drain: Drain | None = None,
+    access_log: AccessLog | None = None,
 ) -> QuartTrio:
     return build_application(
         engine=engine,
@@ -52,6 +54,7 @@ def application(
         wall_clock=lambda: CREATED_S + 0.9,
         new_hex_id=lambda: "feed",
         draw_seed=lambda: SEED,
+        access_log=access_log,
     )
 
 

@@ -29,7 +29,7 @@ from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
+from layered_llm.transport.http.engine_port import EngineLost, RequestAborted, RequestSummary
 
 FIRST_REQUEST = 0x1234_0000_0000
 READY = EngineStatus(
@@ -80,6 +80,8 @@ class FakeStream:
     aborts: list[AbortReason] = attrs.field(init=False, factory=list)
     closes: int = attrs.field(init=False, default=0)
     is_over: bool = attrs.field(init=False, default=False)
+    tokens: int = attrs.field(init=False, default=0)
+    first_token_s: float | None = attrs.field(init=False, default=None)
     _verdict: Accepted | Rejected | Exception | None = attrs.field(init=False, default=None)
     _events: deque[StreamEvent | Exception] = attrs.field(init=False, factory=deque)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -128,8 +130,22 @@ class FakeStream:
                 self._events.appendleft(event)
                 break
             taken.append(event)
+            if isinstance(event, ChoiceDelta):
+                self.tokens += len(event.token_ids)
+                self.first_token_s = trio.current_time() if self.first_token_s is None else self.first_token_s
             self.is_over = isinstance(event, RequestEnded)
         return tuple(taken)
+
+    def summary(self) -> RequestSummary:
+        accepted = self._verdict
+        fate = RequestFate(reason=self.aborts[0].name.lower() if self.aborts else "stop")
+        return RequestSummary(
+            prompt_tokens=accepted.prompt_tokens if isinstance(accepted, Accepted) else 0,
+            completion_tokens=self.tokens,
+            first_token_s=self.first_token_s,
+            name=self.name,
+            fate=fate if self.is_over else None,
+        )
 
     def join(self, first: RequestId) -> None:
         self.body = first

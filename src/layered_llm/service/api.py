@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,10 +25,12 @@ from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.fingerprint import fingerprint
+from layered_llm.service.line_writer import LineWriter
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_checks import check_before_start
 from layered_llm.service.telling import farewell, say, tell_phases
+from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
@@ -86,6 +89,7 @@ def build_api(settings: Settings) -> Api:
         raise SettingsError(str(error)) from error
     client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
     drain, listening = Drain(settings.drain_timeout_s), Listening()
+    lines = LineWriter()
     keys = ApiKeys.of(read_api_keys(settings), read_admin_keys(settings))
     http = build_application(
         engine=client,
@@ -96,10 +100,13 @@ def build_api(settings: Settings) -> Api:
         wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
         new_hex_id=secrets.token_hex,
         draw_seed=draw_seed,
+        access_log=_access_log(settings, lines),
     )
     host = EngineHost(client, settings, owner)
     return Api(
-        application=LifespanApplication(app=http, run_engine=partial(_run_engine, host, client, drain), stop_warning_s=LEAVE_S),
+        application=LifespanApplication(
+            app=http, run_engine=partial(_run_engine, host, client, drain, lines), stop_warning_s=LEAVE_S
+        ),
         client=client,
         drain=drain,
         keys=keys,
@@ -109,11 +116,23 @@ def build_api(settings: Settings) -> Api:
     )
 
 
-async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_phases, client, drain)
-        await host.run()
-        nursery.cancel_scope.cancel(reason="the engine is over")
+async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain, lines: LineWriter) -> None:
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_phases, client, drain)
+            await host.run()
+            nursery.cancel_scope.cancel(reason="the engine is over")
+    finally:
+        lines.close()
+
+
+def _access_log(settings: Settings, lines: LineWriter) -> AccessLog | None:
+    """None where nobody wants one: by default where nobody watches."""
+    is_wanted = sys.stderr.isatty() if settings.access_log is None else settings.access_log
+    if not is_wanted:
+        return None
+    wall_clock = time.time  # noqa: TID251 - the composition root is where the clock is passed in
+    return AccessLog(write=lines.write, wall_clock=wall_clock, is_json=settings.access_log_format == "json")
 
 
 def draw_seed() -> int:

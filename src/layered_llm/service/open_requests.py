@@ -52,6 +52,8 @@ class RequestRecord:
     """Of its choices that ended, that of the highest number."""
     error: str | None = None
     """Of the engine, when it ended by one."""
+    usage: Usage | None = None
+    """When it ended."""
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
     """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
     _end: RequestEnded | None = None
@@ -74,7 +76,7 @@ class RequestRecord:
         self._pending[delta.choice] = delta if waiting is None else _merged(waiting, delta)
 
     def finish(self, end: RequestEnded) -> None:
-        self.phase, self._end, self.error = Phase.ENDED, end, end.error
+        self.phase, self._end, self.error, self.usage = Phase.ENDED, end, end.error, end.usage
 
     @property
     def is_over(self) -> bool:

@@ -32,6 +32,11 @@ class RequestTimes:
         return max(self._last_token_s.values(), default=None)
 
     @property
+    def tokens(self) -> int:
+        """Of all choices."""
+        return sum(self._tokens.values())
+
+    @property
     def longest_choice_tokens(self) -> int:
         return max(self._tokens.values(), default=0)
 

@@ -17,7 +17,7 @@ from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import StreamEvent
 from layered_llm.service.ended_requests import fate_of
 from layered_llm.service.open_requests import Phase, RequestRecord
-from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
+from layered_llm.transport.http.engine_port import EngineLost, RequestAborted, RequestSummary
 
 if TYPE_CHECKING:
     from layered_llm.service.engine_client import TextConnection
@@ -61,6 +61,17 @@ class RequestStream:
     def fate(self) -> RequestFate | None:
         """How it ended; None for a question, and for what is still open."""
         return fate_of(self._record) if self._record.is_over and self._record.times.choices else None
+
+    def summary(self) -> RequestSummary:
+        """What is known of it by now."""
+        record, verdict = self._record, self._record.verdict
+        return RequestSummary(
+            prompt_tokens=verdict.prompt_tokens if isinstance(verdict, Accepted) else 0,
+            completion_tokens=record.times.tokens if record.usage is None else record.usage.completion_tokens,
+            first_token_s=record.times.first_token_s,
+            name=self.name,
+            fate=self.fate,
+        )
 
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""

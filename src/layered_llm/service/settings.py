@@ -35,6 +35,7 @@ GENERATION_CONFIG_OF_MODEL: Final = "auto"
 GENERATION_CONFIGS: Final = (GENERATION_CONFIG_OF_MODEL, "none")
 SCRIPTS: Final = ("echo", "hash")
 METRICS_PREFIXES: Final = ("layered_llm", "vllm")
+ACCESS_LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SLEEPING_THREADS: Final[Mapping[str, str]] = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
 """Where torch computes, its threads spin by default while they wait for each other, hundreds of times in a step. Where a core
@@ -314,6 +315,15 @@ class Settings:
         default=None,
         placeholder="FILE",
         group="other",
+    )
+    access_log: bool | None = _setting(
+        "a line on standard error for each request when it is over: method, path, status, tokens, times, finish reason, ids "
+        "and the key's name, but nothing of what was asked or answered (default: where standard error is a terminal)",
+        default=None,
+        group="other",
+    )
+    access_log_format: str = _setting(
+        "text for people, or json: an object a line", default="text", group="other", choices=ACCESS_LOG_FORMATS
     )
     log_level: str = _setting("least severe messages shown", default="info", group="other", choices=LOG_LEVELS)
 

@@ -18,6 +18,7 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent
 from layered_llm.service.engine_client import EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
+from layered_llm.transport.http.engine_port import RequestSummary
 
 Asked = tuple[Prompt, SamplingParams]
 """A request without its id: the same in each run of a scenario."""
@@ -58,6 +59,9 @@ class ObservedStream:
         for event in events:
             self._note(event)
         return events
+
+    def summary(self) -> RequestSummary:
+        return self.stream.summary()
 
     def join(self, first: RequestId) -> None:
         self.stream.join(first)

@@ -17,6 +17,7 @@ from werkzeug.routing import BaseConverter
 
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
+from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys, Holder
 from layered_llm.transport.http.byte_budget import ByteBudget
@@ -66,6 +67,7 @@ def build_application(
     wall_clock: Callable[[], float],
     new_hex_id: Callable[[], str],
     draw_seed: Callable[[], int],
+    access_log: AccessLog | None = None,
 ) -> QuartTrio:
     """The application without a lifespan of its own; wrap it in `LifespanApplication`.
 
@@ -78,7 +80,9 @@ def build_application(
     """
     app = QuartTrio("layered_llm", static_folder=None)
     budget = ByteBudget(settings.max_unfinished_body_bytes, settings.max_unfinished_body_bytes_per_client)
-    app.asgi_http_class = partial(OwningConnection, BodyRules(budget, settings.retry_after_s))  # type: ignore[assignment]  # only called
+    app.asgi_http_class = partial(  # type: ignore[assignment]  # only called
+        OwningConnection, BodyRules(budget, settings.retry_after_s), access_log
+    )
     app.asgi_websocket_class = RefusedWebsocket
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
@@ -130,7 +134,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
         asked = request.headers.get(REQUEST_ID_HEADER, "")
         exchange = exchange_of(request)
         exchange.client_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else None
-        g.request_id = exchange.client_id or context.new_hex_id()
+        g.request_id = exchange.request_id = exchange.client_id or context.new_hex_id()
         if (misframed := _misframed()) is not None:
             return misframed
         error = context.settings.pages.refused(_asking(), is_loopback=context.listening.is_loopback)

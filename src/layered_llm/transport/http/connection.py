@@ -22,8 +22,12 @@ from quart.wrappers import Request, Response
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
+from layered_llm.domain.ids import RequestId
+from layered_llm.transport.http.access_log import AccessEntry, AccessLog
 from layered_llm.transport.http.api_keys import ANYBODY, Holder
+from layered_llm.transport.http.engine_port import EngineStream
 from layered_llm.transport.http.incoming_body import BodyRules, IncomingBody
+from layered_llm.transport.http.public_ids import NATIVE_PREFIX, public_id
 
 SCOPE_KEY: Final = "layered_llm.exchange"
 _NETWORK_BYTES: Final = 8
@@ -46,6 +50,14 @@ class Exchange:
     """The request id that the client named in a header."""
     peer: str = ""
     """The network that it came from, none for a Unix socket."""
+    request_id: str = ""
+    """That of the answer's X-Request-Id."""
+    streams: list[EngineStream] = attrs.field(factory=list)
+    """Every request to the engine that the handler opened."""
+    queued_s: float | None = None
+    """When the engine had queued all of them, on trio's clock."""
+    id_prefix: str = NATIVE_PREFIX
+    """Of the ids that the client sees for these."""
 
     @property
     def account(self) -> str:
@@ -68,13 +80,24 @@ def exchange_of(request: Request) -> Exchange:
 class OwningConnection(TrioASGIHTTPConnection):
     """Runs one exchange; used through `QuartTrio.asgi_http_class`, with what its bodies share."""
 
-    def __init__(self, rules: BodyRules, app: QuartTrio, scope: HTTPScope) -> None:
+    def __init__(self, rules: BodyRules, log: AccessLog | None, app: QuartTrio, scope: HTTPScope) -> None:
         super().__init__(app, scope)
         self._rules = rules
+        self._log = log
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        request = self._create_request_from_scope(send)
         sent = _SentMessages(send)
+        if self._log is None:
+            await self._run(receive, sent)
+            return
+        begun_s = trio.current_time()
+        try:
+            await self._run(receive, sent)
+        finally:
+            self._log.note(_entry(cast("dict[str, Any]", self.scope), sent, begun_s, trio.current_time()))
+
+    async def _run(self, receive: ASGIReceiveCallable, sent: "_SentMessages") -> None:
+        request = self._create_request_from_scope(cast("ASGISendCallable", sent))
         with contextlib.ExitStack() as owner:
             async with trio.open_nursery() as nursery:
                 body = IncomingBody(request.body, self._rules)
@@ -114,6 +137,35 @@ def _network_of(client: tuple[str, int] | None) -> str:
     return socket.inet_pton(socket.AF_INET6, address)[:_NETWORK_BYTES].hex()
 
 
+def _entry(scope: dict[str, Any], sent: "_SentMessages", begun_s: float, ended_s: float) -> AccessEntry:
+    """What is told of an exchange that is over."""
+    exchange: Exchange | None = scope.get(SCOPE_KEY)  # none for a target that is no URL
+    streams = exchange.streams if exchange is not None else []
+    summaries = [stream.summary() for stream in streams]
+    first_tokens = [each.first_token_s for each in summaries if each.first_token_s is not None]
+    reasons = [each.fate.reason for each in summaries if each.fate is not None]
+    return AccessEntry(
+        method=scope["method"],
+        path=scope["raw_path"].decode("latin-1"),
+        status=sent.status,
+        is_complete=sent.is_final,
+        total_s=ended_s - begun_s,
+        queued_s=None if exchange is None or exchange.queued_s is None else exchange.queued_s - begun_s,
+        first_token_s=min(first_tokens) - begun_s if first_tokens else None,
+        prompt_tokens=sum(each.prompt_tokens for each in summaries) if summaries else None,
+        completion_tokens=sum(each.completion_tokens for each in summaries) if summaries else None,
+        finish_reasons=tuple(dict.fromkeys(reasons)),
+        id=_id(exchange.id_prefix, streams[0].request, summaries[0].name) if exchange is not None and streams else None,
+        request_id="" if exchange is None else exchange.request_id,
+        key="" if exchange is None else exchange.tenant,
+    )
+
+
+def _id(prefix: str, request: RequestId, name: str | None) -> str:
+    """What the answer calls the request; the native endpoint takes a client's name for it as it is."""
+    return name if name is not None and prefix == NATIVE_PREFIX else public_id(prefix, request, name)
+
+
 class RefusedWebsocket(TrioASGIWebsocketConnection):
     """Used through `QuartTrio.asgi_websocket_class`: there is none here; the server makes a 403 of the close."""
 
@@ -127,9 +179,12 @@ class _SentMessages:
 
     def __init__(self, send: ASGISendCallable) -> None:
         self.is_final = False
+        self.status: int | None = None
         self._send = send
 
     async def __call__(self, message: ASGISendEvent) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.is_final = True
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
         await self._send(message)

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
+
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer, TextQuestion
@@ -15,6 +17,20 @@ from layered_llm.domain.messages.supervision import EngineState, EngineStatus, R
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import StreamEvent
+
+
+@attrs.frozen(kw_only=True)
+class RequestSummary:
+    """What is known of a request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    first_token_s: float | None
+    """When its first token came, on trio's clock."""
+    name: str | None
+    """What its client calls it."""
+    fate: RequestFate | None
+    """None while it is open."""
 
 
 class EngineStream(Protocol):
@@ -33,6 +49,9 @@ class EngineStream(Protocol):
         A cancelled call takes nothing: the events are returned by the next one. The last event of the last batch is
         RequestEnded; calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
         """
+
+    def summary(self) -> RequestSummary:
+        """What is known of it by now; also when it is over."""
 
     def join(self, first: RequestId) -> None:
         """Makes the request a part of the body whose first one is `first`: `Engine.abort` of that ends this one too."""

@@ -160,6 +160,7 @@ async def _begin(
     accepted = await _await_queued(context, patience, streams)
     if isinstance(accepted, ApiError):
         return accepted
+    exchange.queued_s = trio.current_time()
     return Begun(streams, accepted, names, open_source(streams, exchange.nursery), patience)
 
 
@@ -179,6 +180,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
         if isinstance(stream, Rejected):
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
+        exchange.streams.append(stream)
         if is_one_body:
             stream.join(streams[0].request)
     return tuple(streams)

@@ -32,6 +32,7 @@ async def generate(context: HttpContext, exchange: Exchange, request: Generation
         stream=lambda begun: StreamedAnswer(plan(begun)),
         whole=lambda begun: WholeAnswer(plan(begun)),
     )
+    exchange.id_prefix = shape.id_prefix
     name = request.request_id or exchange.client_id
     names = () if name is None else (name,) * len(request.prompts)
     return await respond(context, exchange, request, wording, names=names)
