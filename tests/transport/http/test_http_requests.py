@@ -430,6 +430,10 @@ def test_roles_and_contents_become_turns() -> None:
         (["hi"], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "narrator", "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": "x", "audio": {"id": "a"}}], "messages[0].audio"),
+        ([{"role": "system", "content": "x", "tools": [{}]}], "messages[0].tools"),
+        ([{"role": "assistant", "content": "x", "refusal": "No."}], "messages[0].refusal"),
+        ([{"role": "assistant", "content": "x", "prefix": True}], "messages[0].prefix"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
@@ -572,3 +576,22 @@ def test_token_ids_survive_the_packing(ids: list[int]) -> None:
 
     assert prompt.token_ids is not None
     assert list(unpack_i32(prompt.token_ids)) == ids
+
+
+def test_an_answer_can_be_sent_back_as_a_turn_with_all_that_it_has() -> None:
+    answered: dict[str, object] = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": [],
+    }
+
+    assert chat(messages=[*MESSAGES, answered]) == chat(messages=[*MESSAGES, {"role": "assistant", "content": "x"}])
+
+
+def test_the_turn_of_a_function_is_taken() -> None:
+    (turn,) = chat(messages=[{"role": "function", "name": "f", "content": "4"}]).prompt.chat or ()
+
+    assert ("function", "f", "4") == (turn.role, turn.name, turn.content)

@@ -11,6 +11,8 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.fields import Json
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
+from layered_llm.transport.http.openapi.schema import one_of
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING: Final = ("reasoning_content", "reasoning")
@@ -34,6 +36,10 @@ _TEXT_PART: Final[Json] = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
+_REFUSED: Final[Neutral] = {"audio": (), "partial": (False,), "prefix": (False,), "refusal": ("",), "tools": ([],)}
+"""Members of a turn that other servers put into the prompt: what they said by voice or refused to say, tools of one turn, and a
+turn that is to be continued, for which continue_final_message is a field of the body."""
+_UNSUPPORTED: Final[Json] = {name: one_of(*neutral, None) for name, neutral in _REFUSED.items()}
 _CONTENT: Final[Json] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
 _ASSISTANT: Final = "assistant"
 _TURN: Final[Json] = {
@@ -45,6 +51,7 @@ _TURN: Final[Json] = {
         "name": _NULLABLE_STRING,
         "tool_calls": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]},
         "tool_call_id": _NULLABLE_STRING,
+        **_UNSUPPORTED,
     },
 }
 _TURN_OF_THE_ASSISTANT: Final[Json] = {
@@ -57,6 +64,7 @@ _TURN_OF_THE_ASSISTANT: Final[Json] = {
         "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
         "tool_call_id": _NULLABLE_STRING,
         **dict.fromkeys(_REASONING, _NULLABLE_STRING),
+        **_UNSUPPORTED,
     },
 }
 MESSAGES_SCHEMA: Final[Json] = {"type": "array", "minItems": 1, "items": {"anyOf": [_TURN, _TURN_OF_THE_ASSISTANT]}}
@@ -74,6 +82,10 @@ def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
 def _message(param: str, item: object) -> ChatMessage:
     fields = read.json_object(param, item)
     role = _role(param, fields)
+    try:
+        refuse(fields, _REFUSED)
+    except ParameterError as error:
+        raise ParameterError(f"{param}.{error.param}", f"{param}.{error.message}") from None
     if fields.get("function_call"):
         raise ParameterError(f"{param}.function_call", f"{param}.function_call is out of use: give tool_calls")
     return ChatMessage(

@@ -267,6 +267,7 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "min_tokens": ("min_new_tokens",),
     "n_cmpl": ("n",),
     "n_predict": ("max_tokens", "max_new_tokens"),
+    "n_probs": ("top_logprobs", "logprobs", "top_logprobs_num"),
     "no_stop_trim": ("include_stop_str_in_output",),
     "num_return_sequences": ("n",),
     "repeat_penalty": ("repetition_penalty",),
