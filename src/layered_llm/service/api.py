@@ -112,7 +112,11 @@ def build_api(settings: Settings) -> Api:
         keys=keys,
         listening=listening,
         drain_timeout_s=settings.drain_timeout_s,
-        options=attrs.evolve(STANDARD_OPTIONS, graceful_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S),
+        options=attrs.evolve(
+            STANDARD_OPTIONS,
+            graceful_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S,
+            write_timeout_s=settings.write_timeout_s,
+        ),
     )
 
 

@@ -99,6 +99,13 @@ class Settings:
     idle_timeout_s: float | None = _setting(
         "longest time that a response waits for its next token (default: no limit)", default=None, group="http", low=0.001
     )
+    write_timeout_s: float = _setting(
+        "longest time that a client may take nothing of what it is sent; then its connection (of HTTP/2 the stream) is closed "
+        "and its request aborted",
+        default=30.0,
+        group="http",
+        low=0.1,
+    )
     drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
     max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
     max_unfinished_body_bytes: int | None = _setting(

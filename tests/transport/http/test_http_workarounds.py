@@ -150,7 +150,7 @@ async def test_a_peer_that_does_not_read_is_dropped_and_its_request_aborted() ->
             await flood(stream)
 
         await client.aclose()
-    assert engine.aborts == [AbortReason.CLIENT_GONE]
+    assert engine.aborts == [AbortReason.SLOW_READER]
 
 
 async def test_a_peer_that_does_not_read_does_not_hold_a_shutdown() -> None:
@@ -198,7 +198,7 @@ async def test_an_http2_stream_whose_window_stays_shut_holds_little_and_is_reset
         assert len(client.data[stream_id]) <= 65_535
         assert pieces * len(FLOOD_PIECE) < 300_000
         await client.tcp.aclose()
-    assert engine.aborts == [AbortReason.CLIENT_GONE]
+    assert engine.aborts == [AbortReason.SLOW_READER]
 
 
 async def test_a_stalled_http2_stream_stalls_no_other_of_its_connection() -> None:

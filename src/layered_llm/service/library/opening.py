@@ -31,7 +31,7 @@ _OF_A_SERVER: Final = frozenset(
     {
         "any_model_name", "drain_timeout_s", "first_token_timeout_s", "heartbeat_interval_s", "host", "idle_timeout_s",
         "max_body_bytes", "max_unfinished_body_bytes", "max_unfinished_body_bytes_per_client", "max_unsent_answer_bytes",
-        "max_unsent_answer_bytes_per_client", "port", "served_model_name",
+        "max_unsent_answer_bytes_per_client", "port", "served_model_name", "write_timeout_s",
     }
 )  # fmt: skip
 """Settings that mean nothing without HTTP."""

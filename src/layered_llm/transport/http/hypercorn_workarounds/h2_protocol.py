@@ -26,7 +26,7 @@ from hypercorn.protocol.events import Event, StreamClosed
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hyperframe.frame import Frame
 
-from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
+from layered_llm.transport.http.hypercorn_workarounds.options import SLOW_READER, ServerOptions
 
 _LENGTH_BYTES: Final = 3
 _HEADER_BYTES: Final = 9
@@ -102,6 +102,8 @@ class BoundedH2Protocol(H2Protocol):
             await super()._close_stream(stream_id)
 
     async def _reset(self, stream_id: int) -> None:
+        if stream_id in self.streams:
+            self.streams[stream_id].scope["state"][SLOW_READER] = True
         # Where the stream or the connection ended meanwhile, nothing is left to do.
         with contextlib.suppress(h2.exceptions.ProtocolError):
             self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)

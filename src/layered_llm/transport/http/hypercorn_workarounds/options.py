@@ -9,6 +9,8 @@ import attrs
 from hypercorn.config import Config
 
 NO_LIMIT: Final = 10**9
+SLOW_READER: Final = "layered_llm.slow_reader"
+"""In the `state` of an exchange's ASGI scope once its peer was dropped because it takes nothing of what it is sent."""
 
 
 @attrs.frozen(kw_only=True)

@@ -21,11 +21,12 @@ from typing import Final, cast
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, LifespanState
 
-from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions
+from layered_llm.transport.http.hypercorn_workarounds.options import SLOW_READER, ServerOptions
 
 _TCP_ESTABLISHED: Final = 1
 _TCP_STATE_BYTES: Final = 1
@@ -94,24 +95,33 @@ class WatchedTCPServer(TCPServer):
 
     async def _write(self, data: bytes) -> bool:
         """Writes all of `data`, or closes the connection. Shielded, since half a write spoils it for every other stream."""
-        with self._cancellable_write():
+        with self._cancellable_write() as scope:
             try:
                 async with self.send_lock:
                     await self.stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return False
             return True
+        if trio.current_time() >= scope.deadline:
+            self._note_slow_reader()
         await trio.aclose_forcefully(self.stream)
         return False
 
     @contextmanager
-    def _cancellable_write(self) -> Iterator[None]:
+    def _cancellable_write(self) -> Iterator[trio.CancelScope]:
         with trio.move_on_after(self._options.write_timeout_s, shield=True) as scope:
             self._writes.add(scope)
             try:
-                yield
+                yield scope
             finally:
                 self._writes.discard(scope)
+
+    def _note_slow_reader(self) -> None:
+        protocol = self.protocol.protocol
+        streams = protocol.streams.values() if isinstance(protocol, H2Protocol) else [protocol.stream]
+        for stream in streams:
+            if stream is not None:
+                stream.scope["state"][SLOW_READER] = True
 
     async def _read_data(self) -> None:
         try:
