@@ -19,20 +19,23 @@ from benchmarks.server_process import local_server
 
 from layered_llm.client import AsyncChatClient
 from layered_llm.client.bench.statistics import Distribution, describe
+from layered_llm.service.settings import Settings
 
 HELP = """\
-Starts two servers with the default model, one with --max-token-gap-ms and one without. Each has one stream that decodes all the
-time, and is sent prompts of random tokens, one behind the other: the next as soon as the one before has its only token. The two
-take turns, so that a disturbance hits both; the one whose turn it is not has nothing to do.
+Starts two servers with the default model, one with default settings and one with --max-token-gap-ms 0. Each is sent prompts of
+random tokens, one behind the other: the next as soon as the one before has its only token; first alone, then beside one stream
+that decodes all the time. The two take turns, so that a disturbance hits both; the one whose turn it is not has nothing to do.
 
 Settings of both servers come from the environment: LAYERED_LLM_THREADS=1 python -m benchmarks.token_gap
 
 Read it so:
   gap p50, p99    time between two pieces of the stream while prompts come, all rounds together
   p99 / bound     the bound is to be kept within 1.3 of itself
-  prefill         prompt tokens that were computed in a second: the median of the rounds
-  of unbounded    the same by that of the other server in the same round: above a half is the aim
-  first token     from sending a prompt to its token (TTFT), the median of all
+  at start        longest gap while the first prompts after the server's start come
+  prefill         prompt tokens that were computed in a second beside the stream: the median of the rounds
+  of unbounded    the same by that of the other server in the same round: at least 0.95 is the aim
+  alone           prompt tokens in a second without a stream, and by those of the other server: at least 0.95 is the aim
+  first token     from sending a prompt to its token beside the stream (TTFT), the median of all
 """
 STREAM_PROMPT = "Here is a long story about a village at the sea:"
 STREAM_TOKENS = 4000
@@ -49,6 +52,9 @@ class Round:
     ttft_s: list[float] = attrs.field(factory=list)
     prompt_tokens: int = 0
     """Of the prompts that were answered."""
+    alone_s: float = 0.0
+    """Time of as many prompts without a stream."""
+    alone_tokens: int = 0
 
     @property
     def gaps_s(self) -> list[float]:
@@ -58,6 +64,10 @@ class Round:
     def prefill_tokens_per_s(self) -> float:
         return self.prompt_tokens / sum(self.ttft_s) if self.ttft_s else 0.0
 
+    @property
+    def alone_tokens_per_s(self) -> float:
+        return self.alone_tokens / self.alone_s if self.alone_s else 0.0
+
 
 @attrs.frozen(kw_only=True)
 class Row:
@@ -65,18 +75,21 @@ class Row:
 
     bound_ms: float
     gap_s: Distribution
+    first_gap_s: float
     prefill_tokens_per_s: float
     of_unbounded: float
+    alone_tokens_per_s: float
+    alone_of_unbounded: float
     ttft_s: Distribution
 
 
 def main() -> None:
     arguments = parse()
     machine = this_machine()
-    rounds = measure(arguments)
-    rows = [row(bound_ms, turns, rounds[UNBOUNDED_MS]) for bound_ms, turns in rounds.items()]
+    rounds, first_gaps_s = measure(arguments)
+    rows = [row(bound_ms, first_gaps_s[bound_ms], turns, rounds[UNBOUNDED_MS]) for bound_ms, turns in rounds.items()]
     title = f"prompts of {arguments.prompt_tokens} tokens beside one stream, {arguments.rounds} rounds; {machine}"
-    print(f"{title}\n\n{table(rows)}")
+    print(f"{title}\n\n{table(rows)}\n\n{verdict(rows[0])}")
     if arguments.json is not None:
         report = report_json(machine, arguments, rows, rounds)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -88,43 +101,60 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.token_gap", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bound-ms", type=float, default=250.0, metavar="X", help="--max-token-gap-ms (default: 250)")
+    bound_ms = Settings().max_token_gap_ms
+    parser.add_argument(
+        "--bound-ms",
+        type=float,
+        default=bound_ms,
+        metavar="X",
+        help=f"--max-token-gap-ms (default: {bound_ms:g}, the server's)",
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each server (default: 3)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="X", help="length of a turn (default: 20)")
-    parser.add_argument("--prompt-tokens", type=int, default=1000, metavar="N", help="length of a prompt (default: 1000)")
+    parser.add_argument("--prompt-tokens", type=int, default=1600, metavar="N", help="length of a prompt (default: 1600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, table and all rounds to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the gaps into FILE (.png, .svg, …; needs matplotlib)")
     return parser.parse_args()
 
 
-def measure(arguments: argparse.Namespace) -> dict[float, list[Round]]:
+def measure(arguments: argparse.Namespace) -> tuple[dict[float, list[Round]], dict[float, float]]:
+    """The rounds of each bound, and the longest gap of each server's first prompts."""
     bounds_ms = (arguments.bound_ms, UNBOUNDED_MS)
     rounds: dict[float, list[Round]] = {bound_ms: [] for bound_ms in bounds_ms}
+    first_gaps_s: dict[float, float] = {}
     random = Random(0)
     with contextlib.ExitStack() as stack:
         urls = {bound_ms: stack.enter_context(server(bound_ms)) for bound_ms in bounds_ms}
-        for url in urls.values():
-            trio.run(play, url, random, warm_up(arguments), arguments.prompt_tokens)
+        for bound_ms, url in urls.items():
+            first = Round(arguments.seconds / 4)
+            trio.run(play, url, random, first, arguments.prompt_tokens)
+            first_gaps_s[bound_ms] = max(first.gaps_s, default=0.0)
         for number in range(1, arguments.rounds + 1):
             for bound_ms, url in urls.items():
                 turn = Round(arguments.seconds)
+                trio.run(play_alone, url, random, turn, arguments.prompt_tokens)
                 trio.run(play, url, random, turn, arguments.prompt_tokens)
                 rounds[bound_ms].append(turn)
                 rate, gap_s = turn.prefill_tokens_per_s, max(turn.gaps_s, default=0.0)
                 sys.stderr.write(f"round {number}, bound {bound_ms:g} ms: {rate:.0f} tokens/s, longest gap {gap_s:.2f} s\n")
-    return rounds
-
-
-def warm_up(arguments: argparse.Namespace) -> Round:
-    """The bound is learned from steps: the first ones are longer than it."""
-    return Round(arguments.seconds / 4)
+    return rounds, first_gaps_s
 
 
 @contextlib.contextmanager
 def server(bound_ms: float) -> Iterator[str]:
-    flags = ("--max-token-gap-ms", f"{bound_ms:g}") if bound_ms else ()
-    with local_server(*flags) as ready:
+    with local_server("--max-token-gap-ms", f"{bound_ms:g}") as ready:
         yield ready.url
+
+
+async def play_alone(url: str, random: Random, turn: Round, prompt_tokens: int) -> None:
+    """A quarter of the turn without a stream."""
+    async with AsyncChatClient(url) as client:
+        model = (await client.models())[0]
+        while turn.alone_s < turn.seconds / 4:
+            started_s = trio.current_time()
+            await send_prompt(client, model, random_ids(random, prompt_tokens))
+            turn.alone_s += trio.current_time() - started_s
+            turn.alone_tokens += prompt_tokens
 
 
 async def play(url: str, random: Random, turn: Round, prompt_tokens: int) -> None:
@@ -160,37 +190,50 @@ async def send_prompt(client: AsyncChatClient, model: str, prompt: Sequence[int]
             pass
 
 
-def row(bound_ms: float, turns: Sequence[Round], unbounded: Sequence[Round]) -> Row:
+def row(bound_ms: float, first_gap_s: float, turns: Sequence[Round], unbounded: Sequence[Round]) -> Row:
     gaps = describe(gap_s for turn in turns for gap_s in turn.gaps_s)
     ttft = describe(ttft_s for turn in turns for ttft_s in turn.ttft_s)
     if gaps is None or ttft is None:
         raise SystemExit("the turns were too short to measure anything: take more --seconds")
-    ratios = [one.prefill_tokens_per_s / other.prefill_tokens_per_s for one, other in zip(turns, unbounded, strict=True)]
+    pairs = list(zip(turns, unbounded, strict=True))
     return Row(
         bound_ms=bound_ms,
         gap_s=gaps,
+        first_gap_s=first_gap_s,
         prefill_tokens_per_s=statistics.median(turn.prefill_tokens_per_s for turn in turns),
-        of_unbounded=statistics.median(ratios),
+        of_unbounded=statistics.median(one.prefill_tokens_per_s / other.prefill_tokens_per_s for one, other in pairs),
+        alone_tokens_per_s=statistics.median(turn.alone_tokens_per_s for turn in turns),
+        alone_of_unbounded=statistics.median(one.alone_tokens_per_s / other.alone_tokens_per_s for one, other in pairs),
         ttft_s=ttft,
     )
 
 
 def table(rows: Sequence[Row]) -> str:
-    heads = {"bound": 8, "gap p50": 10, "gap p99": 10, "longest": 10, "p99 / bound": 13, "prefill": 10, "of unbounded": 14}
-    units = ("ms", "ms", "ms", "ms", "", "tokens/s", "")
+    heads = {"bound": 8, "gap p50": 10, "gap p99": 10, "longest": 10, "at start": 10, "p99 / bound": 13}
+    heads |= {"prefill": 10, "of unbounded": 14, "alone": 10, "of unbounded ": 14}
+    units = ("ms", "ms", "ms", "ms", "ms", "", "tokens/s", "", "tokens/s", "")
     lines = [
         "".join(f"{head:>{width}}" for head, width in heads.items()) + f"{'first token':>13}",
         "".join(f"{unit:>{width}}" for unit, width in zip(units, heads.values(), strict=True)) + f"{'ms':>13}",
     ]
     for line in rows:
-        gaps_ms = [1e3 * gap_s for gap_s in (line.gap_s.p50, line.gap_s.p99, line.gap_s.max)]
+        gaps_ms = [1e3 * gap_s for gap_s in (line.gap_s.p50, line.gap_s.p99, line.gap_s.max, line.first_gap_s)]
         bound = f"{line.bound_ms:g}" if line.bound_ms else "none"
         kept = f"{gaps_ms[1] / line.bound_ms:.2f}" if line.bound_ms else "-"
         lines.append(
             f"{bound:>8}" + "".join(f"{gap_ms:>10.1f}" for gap_ms in gaps_ms) + f"{kept:>13}"
-            f"{line.prefill_tokens_per_s:>10.1f}{line.of_unbounded:>14.2f}{1e3 * line.ttft_s.p50:>13.0f}"
+            f"{line.prefill_tokens_per_s:>10.1f}{line.of_unbounded:>14.2f}"
+            f"{line.alone_tokens_per_s:>10.1f}{line.alone_of_unbounded:>14.2f}{1e3 * line.ttft_s.p50:>13.0f}"
         )
     return "\n".join(lines)
+
+
+def verdict(bounded: Row) -> str:
+    """What is asked of the server with the bound."""
+    return (
+        f"p99 gap / bound {1e3 * bounded.gap_s.p99 / bounded.bound_ms:.2f} (at most 1.3), prefill / unbounded "
+        f"{bounded.of_unbounded:.3f} beside the stream and {bounded.alone_of_unbounded:.3f} alone (at least 0.95)"
+    )
 
 
 def report_json(

@@ -50,6 +50,26 @@ def test_steps_of_running_streams_stay_below_the_gap(in_flight: int) -> None:
     assert longest_us <= 1.05 * GAP_US
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("alone", [0, 3000])
+def test_the_first_prompts_beside_the_first_stream_keep_the_gap(in_flight: int, alone: int) -> None:
+    """With nothing learned but from a prompt without any stream beside it, or from nothing at all."""
+    rig = rig_with(in_flight=in_flight)
+    if alone:
+        rig.admit(admit(1, prompt=alone, tokens=1))
+        rig.run()
+    rig.admit(admit(2, prompt=10, tokens=200))
+    while not rig.outputs[2, 0]:
+        rig.step()
+    for prompt in range(3):
+        rig.admit(admit(10 + prompt, prompt=3000, tokens=1))
+
+    costs_us = [cost_us(step) for _ in range(60) if (step := rig.step()) is not None]
+
+    assert max(costs_us) <= 1.05 * GAP_US
+    assert 200 > len(rig.outputs[2, 0])
+
+
 def test_the_gap_is_used_for_prefill() -> None:
     steps = list(steps_of_a_crowd(rig_with(), 200))
 

@@ -2,8 +2,10 @@ from layered_llm.service.scheduler import scheduling_policy
 from layered_llm.service.settings import Settings
 
 
-def test_no_gap_between_tokens_is_bound_by_default() -> None:
-    assert scheduling_policy(Settings()).max_token_gap_us is None
+def test_the_gap_between_tokens_is_bounded_by_default_and_0_bounds_nothing() -> None:
+    gaps_us = [scheduling_policy(settings).max_token_gap_us for settings in (Settings(), Settings(max_token_gap_ms=0))]
+
+    assert [250_000, None] == gaps_us
 
 
 def test_the_streams_of_a_key_and_of_all_are_bounded_separately() -> None:

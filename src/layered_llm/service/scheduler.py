@@ -47,7 +47,7 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
         max_streams=settings.max_streams,
         max_streams_per_tenant=settings.max_streams_per_key,
         max_queue_us=None if settings.queue_timeout_s is None else round(1e6 * settings.queue_timeout_s),
-        max_token_gap_us=None if settings.max_token_gap_ms is None else round(1_000 * settings.max_token_gap_ms),
+        max_token_gap_us=round(1_000 * settings.max_token_gap_ms) or None,
     )
 
 

@@ -244,11 +244,12 @@ class Settings:
         aliases=("--scheduling-policy",),
         choices=SCHEDULE_POLICIES,
     )
-    max_token_gap_ms: float | None = _setting(
-        "longest time between two tokens of a running stream: bounds the prefill beside it (default: no bound)",
-        default=None,
+    max_token_gap_ms: float = _setting(
+        "longest time between two tokens of a running stream, kept by cutting prompts that are computed beside it as small as "
+        "measured steps ask for; without streams prompts are not cut smaller; 0: no bound",
+        default=250.0,
         group="engine",
-        low=1,
+        low=0,
     )
     max_unacknowledged_steps: int = _setting(
         "steps that a text worker may lag behind before its requests pause", default=64, group="engine", low=1
