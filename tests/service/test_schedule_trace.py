@@ -1,5 +1,6 @@
 import gc
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -147,14 +148,14 @@ def test_what_was_written_before_a_kill_can_be_read_after_each_step(tmp_path: Pa
     path, rig = tmp_path / "trace.json", two_requests()
 
     with opened(path) as trace:
-        assert ["process_name", "clock_sync"] == [event["name"] for event in json.loads(path.read_text() + "]")]
+        assert ["process_name", "clock_sync"] == [event["name"] for event in events_of(path)]
         for expected in (1, 2, 3):
             rig.launch()
             trace.planned(rig.scheduler.trace(), 0.0)
             result = rig.device.launched[0].result
             rig.finish()
             trace.completed(result, 1.0)
-            assert expected == len(spans(json.loads(path.read_text() + "]"), "steps"))
+            assert expected == len(spans(events_of(path), "steps"))
 
 
 def test_the_trace_of_the_engine_before_is_kept(tmp_path: Path) -> None:
@@ -178,12 +179,39 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_without_room_is_told_and_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "is_restart"), [("full", False), ("full", True), ("none/t", True)])
+def test_on_a_full_disk_and_on_a_restart_serving_goes_on_without_a_trace_and_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str, is_restart: bool
+) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(TraceFileError, match="No space left on device"), opened(tmp_path / "full"):
-        pass
+    with open_trace(str(tmp_path / place), is_restart=is_restart) as trace:
+        assert trace is None
 
     gc.collect()  # a file that is not closed warns here
+    (line,) = caplog.messages
+    assert "cannot be written: No s" in line
+
+
+def test_what_a_disk_took_before_it_was_full_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    room_bytes = 3000
+
+    def fill(descriptor: int, data: bytes, at: int) -> int:
+        return pwrite(descriptor, data[: max(0, room_bytes - at)], at)
+
+    monkeypatch.setattr(os, "pwrite", fill)
+    with opened(tmp_path / "trace.json") as trace:
+        play(two_requests(), trace)
+
+    events = events_of(tmp_path / "trace.json")
+    assert ("clock_sync", True) == (events[1]["name"], len(events) > 2)
+
+
+def test_a_disk_that_fails_at_the_closing_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path / "trace.json") as trace:
+        os.close(trace._file.fileno())
+
+    assert ["the trace may lack its end: Bad file descriptor"] == caplog.messages
 
 
 def test_a_full_disk_ends_the_trace_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,8 @@
 
 Must not know: why a row is in a step.
 
-The format is the array form of Chrome's Trace Event Format, whose closing bracket may be missing: what was written before a
-kill can be read. Each step is one write of whole events, so the file never ends within one unless the disk is full.
+The format is the array form of Chrome's Trace Event Format. Each step is one write of whole events and the closing bracket over
+the bracket before, so that any reader of JSON can read the file while it grows and after a kill.
 
 Lanes: one for steps, one for each slot of the runtime. Steps are shown one behind the other, as they are computed: one that was
 sent while another ran begins when that one is back. Each abort is a span of its own, from its handling until the pages of its
@@ -11,8 +11,11 @@ request are all back. `clock_sync` tells what the trace's clock and the machine'
 process, show at one moment.
 """
 
+import contextlib
+import errno
 import json
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +35,8 @@ Event = dict[str, Any]
 
 _PROCESS: Final = 1
 _STEPS_LANE: Final = 0
+_CLOSING: Final = b"\n]\n"
+_DISK_FAULTS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,8 @@ class ScheduleTrace:
     """Writes each step when it is back. When the disk fails it says so once and writes no more: serving goes before looking."""
 
     _file: FileIO
+    _end: int = 0
+    """Where the closing bracket begins."""
     _in_flight: deque[tuple[StepTrace, float]] = attrs.field(init=False, factory=deque)
     """Steps and when they were sent, in seconds."""
     _last_end_s: float = attrs.field(init=False, default=0.0)
@@ -69,8 +76,8 @@ class ScheduleTrace:
         self._write(list(_abort_events(release, now_s)))
 
     def close(self) -> None:
-        """Ends the array."""
-        self._append(b"\n]\n")
+        """Closes the file, whose array is closed already."""
+        _close(self._file)
 
     def _new_lanes(self, trace: StepTrace) -> Iterator[Event]:
         for lane, name in ((_STEPS_LANE, "steps"), *((_lane(row), f"slot {row.slot}") for row in trace.rows)):
@@ -88,41 +95,71 @@ class ScheduleTrace:
         if self._has_failed:
             return
         try:
-            self._file.write(data)
+            _put(self._file, data, self._end)
+            self._end += len(data)
         except OSError as error:
             self._has_failed = True
             logger.warning("the trace ends here: %s", error.strerror or error)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+                _put(self._file, b"", self._end)
 
 
 @contextmanager
-def open_trace(path: str | None, *, now_s: float = 0.0, monotonic_s: float = 0.0) -> Iterator[ScheduleTrace | None]:
+def open_trace(
+    path: str | None, *, now_s: float = 0.0, monotonic_s: float = 0.0, is_restart: bool = False
+) -> Iterator[ScheduleTrace | None]:
     """A trace into a new file, or None without a path. A file that is there is kept under the name with `.old` behind it: it
     may tell why the engine was started again. `now_s` and `monotonic_s` are one moment, by the clock of the calls and by the
-    machine's. Raises TraceFileError.
+    machine's.
+
+    None, with one line in the log, where the disk is full or broken, and on a restart whatever is wrong: serving goes on without
+    it. Raises TraceFileError for a path of which something else is wrong.
     """
     if path is None:
         yield None
         return
-    with _create(user_path(path), _clock_sync(now_s, monotonic_s)) as file:
-        trace = ScheduleTrace(file)
-        try:
-            yield trace
-        finally:
-            trace.close()
+    try:
+        trace = _create(user_path(path), _clock_sync(now_s, monotonic_s))
+    except OSError as error:
+        sentence = f"the trace file {path} cannot be written: {error.strerror or error}"
+        if not is_restart and error.errno not in _DISK_FAULTS:
+            raise TraceFileError(sentence) from error
+        logger.warning("%s; serving goes on without it", sentence)
+        yield None
+        return
+    try:
+        yield trace
+    finally:
+        trace.close()
 
 
-@contextmanager
-def _create(path: Path, clock_sync: Event) -> Iterator[FileIO]:
-    with ExitStack() as opened:
-        try:
-            if path.is_file():
-                path.replace(path.with_name(f"{path.name}.old"))
-            file = opened.enter_context(path.open("wb", buffering=0))
-            name = _metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")
-            file.write(b"[\n" + _encoded(name) + b",\n" + _encoded(clock_sync))
-        except OSError as error:
-            raise TraceFileError(f"the trace file {path} cannot be written: {error.strerror or error}") from error
-        yield file
+def _create(path: Path, clock_sync: Event) -> ScheduleTrace:
+    if path.is_file():
+        path.replace(path.with_name(f"{path.name}.old"))
+    with ExitStack() as unless_begun:
+        file = path.open("wb", buffering=0)
+        unless_begun.callback(_close, file)
+        name = _metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")
+        beginning = b"[\n" + _encoded(name) + b",\n" + _encoded(clock_sync)
+        _put(file, beginning, 0)
+        unless_begun.pop_all()
+    return ScheduleTrace(file, len(beginning))
+
+
+def _put(file: FileIO, data: bytes, at: int) -> None:
+    """Writes `data`, and the closing bracket behind it. Raises OSError where not all of it has room."""
+    whole = data + _CLOSING
+    if os.pwrite(file.fileno(), whole, at) < len(whole):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _close(file: FileIO) -> None:
+    """A disk that could not take the last writes says so here."""
+    try:
+        file.close()
+    except OSError as error:
+        logger.warning("the trace may lack its end: %s", error.strerror or error)
 
 
 def _step_events(trace: StepTrace, span: Event, device_us: int) -> Iterator[Event]:

@@ -52,14 +52,14 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
 
 
 async def work_scheduler(
-    links: Links, addresses: LinkAddresses, policy: SchedulingPolicy, *, trace_file: str | None = None
+    links: Links, addresses: LinkAddresses, policy: SchedulingPolicy, *, trace_file: str | None = None, is_restart: bool = False
 ) -> None:
     """Schedules until told to stop. Raises TraceFileError, RuntimeFailed and StepOverdue."""
     with (
         links.bind_scheduler_for_texts(addresses.scheduler) as texts,
         links.bind_scheduler_for_runtime(addresses.runtime(0)) as runtime,
         links.connect_engine_to_supervisor(addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
-        open_trace(trace_file, now_s=trio.current_time(), monotonic_s=time.monotonic()) as trace,
+        open_trace(trace_file, now_s=trio.current_time(), monotonic_s=time.monotonic(), is_restart=is_restart) as trace,
     ):
         await SchedulerLoop(
             pid=os.getpid(),
@@ -76,7 +76,13 @@ async def _work(arguments: EngineArguments) -> None:
     settings = arguments.settings
     with open_context() as context:
         links = ZmqLinks(context, context)
-        await work_scheduler(links, arguments.addresses, scheduling_policy(settings), trace_file=settings.trace_file)
+        await work_scheduler(
+            links,
+            arguments.addresses,
+            scheduling_policy(settings),
+            trace_file=settings.trace_file,
+            is_restart=arguments.generation > 1,
+        )
 
 
 def main() -> None:
