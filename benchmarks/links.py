@@ -27,8 +27,8 @@ from layered_llm.domain.messages.text_scheduler import TokensEmitted
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport import codec as tables
 from layered_llm.transport.codec import Codec, TagTable
-from layered_llm.transport.links import BlockingLink, DealerLink, bind_dealer, connect_blocking, connect_dealer
-from layered_llm.transport.ports import LinkClosed
+from layered_llm.transport.links import BlockingLink, bind_named, connect_blocking, connect_dealer
+from layered_llm.transport.ports import LinkClosed, MessageLink
 from layered_llm.transport.zmq_socket import MessageContext, open_context
 
 ROWS: Final = 64
@@ -87,7 +87,7 @@ SAMPLES: Final[tuple[tuple[str, TagTable[Any], object], ...]] = (
     ),
 )
 
-StepLink = DealerLink[ExecuteStep, ExecuteStep]
+StepLink = MessageLink[ExecuteStep, ExecuteStep]
 Measure = Callable[[StepLink], Awaitable[float]]
 
 
@@ -153,7 +153,7 @@ async def over_ipc(kind: str, measure: Measure) -> float:
     """`measure` against a far end in a child process."""
     with tempfile.TemporaryDirectory(prefix="llm-") as directory, open_context() as context:
         address = f"ipc://{directory}/link"
-        link = bind_dealer(context, address, codec=step_codec())
+        link = bind_named(context, address, peer="far", codec=step_codec())
         with far_process(kind, address):
             await round_trip_us(link, count=10)
             return await measure(link)
@@ -173,7 +173,7 @@ def far_process(kind: str, address: str) -> Iterator[None]:
 async def over_inproc(kind: str, measure: Measure) -> float:
     """`measure` against a far end in this process."""
     with open_context() as context:
-        link = bind_dealer(context, "inproc://link", codec=step_codec())
+        link = bind_named(context, "inproc://link", peer="far", codec=step_codec())
         async with trio.open_nursery() as nursery:
             if kind == "trio":
                 nursery.start_soon(_echo_connected, context, "inproc://link")

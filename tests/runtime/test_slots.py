@@ -46,6 +46,16 @@ def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
     assert table.seen_tokens(0) is None
 
 
+def test_a_prompt_is_told_until_its_last_chunk_has_sampled_and_later_steps_are_like_any_other() -> None:
+    table = SlotTable(LIMITS)
+    params = sampling(prompt_logprobs=2)
+    sample(table, make_step(opened=[open_slot(0, [1, 2, 3], params=params)], pages=[(0, 0, [0])], rows=[(0, 0, 2, False)]))
+    told = [table.tells_prompts]
+    sample(table, make_step(rows=[(0, 2, 1, True)]), 9)
+
+    assert ([True], False, None) == (told, table.tells_prompts, table.prompt_logprobs(0))
+
+
 def test_a_bias_outside_the_vocabulary_is_our_own_fault() -> None:
     with pytest.raises(InvariantViolated, match="outside the vocabulary"):
         SlotTable(LIMITS).apply(make_step(opened=[open_slot(0, [1], params=sampling(biases={100: 1.0}))]))

@@ -1,15 +1,22 @@
+import attrs
 import pytest
 
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiDied,
+    ApiGoodbye,
     ApiHello,
+    ApiToSupervisor,
     EnginePhase,
     EngineSized,
     EngineState,
     EngineStatus,
+    EngineToSupervisor,
+    Heartbeat,
     ProcessReady,
+    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -24,6 +31,7 @@ from layered_llm.service.supervision import (
     api_of_peer,
     api_peer_name,
 )
+from layered_llm.transport.ports import Garbled
 
 API, OTHER_API = ApiId(0x3F2A), ApiId(0x77)
 LIMITS = EngineLimits(context_tokens=128, vocabulary_size=300)
@@ -50,6 +58,12 @@ def make_ready(supervision: Supervision) -> tuple[Outgoing, ...]:
 
 def report(query: int, role: Role, index: int) -> StateReport:
     return StateReport(query=query, role=role, index=index, pid=1, open_requests=0, maps=())
+
+
+def supervisors(query: int, dropped: int = 0) -> StateReport:
+    """The supervisor's own report."""
+    samples = (("layered_llm_messages_dropped_total", float(dropped)),)
+    return attrs.evolve(report(query, Role.SUPERVISOR, 0), samples=samples)
 
 
 def hello(supervision: Supervision, api: ApiId = API) -> EngineStatus:
@@ -181,7 +195,7 @@ def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervisi
     assert [()] * 4 == answers[:-1]
     ((to, state),) = answers[-1]
     assert isinstance(state, EngineState)
-    assert (asker, 77, 5, ()) == (to, state.query, len(state.reports), state.silent)
+    assert (asker, 77, 6, ()) == (to, state.query, len(state.reports), state.silent)
 
 
 def test_a_flush_reaches_whoever_is_asked(supervision: Supervision) -> None:
@@ -226,7 +240,7 @@ def test_an_api_process_that_leaves_while_asked_does_not_hold_the_answer_up(supe
 
     answered, told = supervision.api_goodbye(OTHER_API)
 
-    assert (api_peer_name(API), EngineState(query=77, reports=(own,), silent=())) == answered
+    assert (api_peer_name(API), EngineState(query=77, reports=(own, supervisors(1)), silent=())) == answered
     assert (api_peer_name(OTHER_API), Stop()) == told
 
 
@@ -255,3 +269,75 @@ def test_stopping_tells_everybody(supervision: Supervision) -> None:
 )
 def test_the_name_of_an_api_process_says_which_it_is(peer: str, api: ApiId | None) -> None:
     assert api == api_of_peer(peer)
+
+
+STRANGE: list[tuple[str, ApiToSupervisor | EngineToSupervisor | Garbled]] = [
+    (api_peer_name(API), Garbled(reason="noise")),
+    ("scheduler-0", Garbled(reason="noise")),
+    (api_peer_name(API), ApiHello(api=OTHER_API, pid=5)),
+    ("api-0", ApiHello(api=API, pid=5)),
+    ("nobody", ApiHello(api=API, pid=5)),
+    ("api--5", ApiHello(api=ApiId(-5), pid=5)),
+    (api_peer_name(OTHER_API), ApiGoodbye(api=API)),
+    (api_peer_name(OTHER_API), ApiGoodbye(api=OTHER_API)),
+    ("nobody", StateQuery(query=1)),
+    (api_peer_name(OTHER_API), StateQuery(query=1)),
+    ("supervisor-0", AbortByName(query=1, request=None)),
+    (api_peer_name(OTHER_API), RequestsAborted(query=1, count=1)),
+    (api_peer_name(API), report(1, Role.API, OTHER_API)),
+    (api_peer_name(API), report(1, Role.SCHEDULER, 0)),
+    ("text-0", report(1, Role.RUNTIME, 0)),
+    ("text-0", report(1, Role.TEXT, 1)),
+    ("text-0", report(1, Role.SUPERVISOR, 0)),
+    ("text-2", Heartbeat(role=Role.TEXT, index=2)),
+    ("text-0", Heartbeat(role=Role.TEXT, index=-1)),
+    ("runtime-0", Heartbeat(role=Role.RUNTIME, index=0)),
+    ("scheduler-0", ProcessReady(role=Role.SCHEDULER, index=0)),
+    ("text-0", ProcessReady(role=Role.SCHEDULER, index=0, limits=LIMITS)),
+    ("text-7", ProcessReady(role=Role.TEXT, index=7)),
+    ("api-7", ProcessReady(role=Role.API, index=7)),
+]
+
+
+@pytest.mark.parametrize(("peer", "message"), STRANGE, ids=str)
+def test_what_a_peer_may_not_say_is_not_heard_and_counted(
+    supervision: Supervision, peer: str, message: ApiToSupervisor | EngineToSupervisor | Garbled
+) -> None:
+    hello(supervision)
+    make_ready(supervision)
+
+    assert not supervision.hears(peer, message)
+
+    asked = supervision.query_state(api_peer_name(API), StateQuery(query=77), 0.0)
+    ((_peer, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
+    assert asked
+    assert isinstance(state, EngineState)
+    assert supervisors(1, dropped=1) == state.reports[-1]
+
+
+def test_what_our_own_processes_say_is_heard(supervision: Supervision) -> None:
+    hello(supervision)
+    make_ready(supervision)
+    api = api_peer_name(API)
+    words: list[tuple[str, ApiToSupervisor | EngineToSupervisor]] = [
+        (api, ApiHello(api=API, pid=1)),
+        (api_peer_name(OTHER_API), ApiHello(api=OTHER_API, pid=1)),
+        (api, StateQuery(query=1)),
+        (api, AbortByName(query=1, request=None)),
+        (api, RequestsAborted(query=1, count=1)),
+        (api, report(1, Role.API, API)),
+        (api, ApiGoodbye(api=API)),
+        ("text-1", ProcessReady(role=Role.TEXT, index=1)),
+        ("scheduler-0", ProcessReady(role=Role.SCHEDULER, index=0, limits=LIMITS)),
+        ("scheduler-0", Heartbeat(role=Role.SCHEDULER, index=0)),
+        ("scheduler-0", report(1, Role.SCHEDULER, 0)),
+        ("scheduler-0", report(1, Role.RUNTIME, 0)),
+        ("text-1", report(1, Role.TEXT, 1)),
+    ]
+    assert [] == [word for word in words if not supervision.hears(*word)]
+
+
+@pytest.mark.parametrize("pid", [-5, 0, 1 << 31])
+def test_what_is_no_number_of_a_process_is_no_message(pid: int) -> None:
+    with pytest.raises(ValueError, match="is no number of a process"):
+        ApiHello(api=API, pid=pid)

@@ -21,7 +21,7 @@ from layered_llm.transport.codec import (
 from layered_llm.transport.links import (
     DealerLink,
     RouterLink,
-    bind_dealer,
+    bind_named,
     bind_router,
     connect_blocking,
     connect_dealer,
@@ -179,13 +179,31 @@ def answer_steps(context: MessageContext, address: str) -> None:
 
 
 async def test_blocking_link_in_a_thread(context: MessageContext, address: str) -> None:
-    scheduler = bind_dealer(context, address, codec=SCHEDULER_END)
+    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, answer_steps, context, address)
         for number in range(20):
             await scheduler.send(empty_step(number))
             assert (completed(empty_step(number)),) == await scheduler.receive()
         context.shutdown()
+
+
+async def test_strangers_on_a_link_with_one_peer_are_not_heard_and_get_nothing(
+    context: MessageContext, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
+    for identity in (b"stranger", b"runtime-1", b"\xff"):
+        stranger = context.connect_dealer(address, identity, SocketOptions())
+        for frames in ([b"garbage"], [b"c", b"garbage"], [b"", b"", b"", b""]):
+            await stranger.send(frames)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, answer_steps, context, address)
+        with trio.fail_after(20):
+            for number in range(20):
+                await scheduler.send(empty_step(number))
+                assert (completed(empty_step(number)),) == await scheduler.receive()
+        context.shutdown()
+    assert 9 == sum(int(line.partition(" ")[0]) for line in caplog.messages)
 
 
 RUNTIME_PROCESS = """
@@ -206,7 +224,7 @@ with open_context() as context, connect_blocking(context, sys.argv[1], name="run
 
 async def test_blocking_link_in_a_process(context: MessageContext, socket_directory: Path) -> None:
     address = f"ipc://{socket_directory}/link"
-    scheduler = bind_dealer(context, address, codec=SCHEDULER_END)
+    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.run_process, [sys.executable, "-c", RUNTIME_PROCESS, address])
         with trio.fail_after(20):

@@ -72,6 +72,7 @@ class ScriptedDevice:
         sampled = [self._sample(slot, end) for slot, end in ends]
         failed = [row for row, (token, _) in zip(rows.sampled.tolist(), sampled, strict=True) if token == NOT_FINITE]
         token_ids = [max(token, 0) for token, _ in sampled]
+        told = self._told(rows) if self._slots.tells_prompts else ()
         self._slots.append_sampled(rows, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
@@ -79,7 +80,7 @@ class ScriptedDevice:
             device_us=self._now_us() - started_us,
             open_slots=self._slots.open_count,
             logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
-            prompt_logprobs=PromptLogprobs.of(self._told(rows) if self._slots.tells_prompts else ()),
+            prompt_logprobs=PromptLogprobs.of(told),
             failed_rows=pack_i32(failed),
             failures=pack_i8([FinishReason.ERROR] * len(failed)),
         )

@@ -83,6 +83,8 @@ class SlotTable:
         self._known_tokens[slots] = known + 1
         if self._run is not None:
             self._run.feed(token_ids)
+        if self._tells_prompt:
+            self._tells_prompt.difference_update(slots.tolist())
         if self._seen:
             for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 if (seen := self._seen.get(slot)) is not None:
@@ -141,7 +143,10 @@ class SlotTable:
         return bool(self._tells_prompt)
 
     def prompt_logprobs(self, slot: int) -> int | None:
-        """How many of the likeliest tokens are told beside each prompt token; None where the prompt is not told, or was."""
+        """How many of the likeliest tokens are told beside each prompt token; None where the prompt is not told, or was.
+
+        It was with the row that sampled the first token.
+        """
         return self._choices[slot][1].prompt_logprobs if slot in self._tells_prompt else None
 
     def _apply_deltas(self, step: ExecuteStep) -> None:

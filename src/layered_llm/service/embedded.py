@@ -234,7 +234,11 @@ class TaskLauncher:
                 await work_text(self._links, addresses, index, files)
             case Role.SCHEDULER:
                 await work_scheduler(
-                    self._links, addresses, scheduling_policy(self._settings), trace_file=self._settings.trace_file
+                    self._links,
+                    addresses,
+                    scheduling_policy(self._settings),
+                    text_workers=self._settings.num_tokenizers,
+                    trace_file=self._settings.trace_file,
                 )
             case Role.RUNTIME:
                 await self._run_runtime(addresses, checkpoint)

@@ -12,9 +12,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import attrs
 
@@ -69,7 +70,7 @@ def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expe
     """Runs one engine process to its end.
 
     An exception of the `expected` kinds is a start or a peer that failed: its text is the reason, which the supervisor tells.
-    Anything else is our own fault and ends the process with its traceback.
+    Anything else is our own fault and ends the process with its traceback; the reason is what was raised, without its groups.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -79,10 +80,17 @@ def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expe
     try:
         work(arguments)
     except* expected as group:
-        for error in leaves(group):
-            sys.stderr.write(f"{REASON_MARK}{' '.join(str(error).split())}\n")
-        sys.stderr.flush()
-        os._exit(EXIT_FAILED)  # a device or a socket in an unknown state must not hold the exit up
+        _exit_with([str(error) for error in leaves(group)])
+    except* Exception as group:  # noqa: BLE001 - told, with its traceback, and the process ends
+        traceback.print_exception(group)
+        _exit_with([f"{type(error).__name__}: {error}" for error in leaves(group)])
+
+
+def _exit_with(reasons: Iterable[str]) -> NoReturn:
+    for reason in dict.fromkeys(reasons):
+        sys.stderr.write(f"{REASON_MARK}{' '.join(reason.split())}\n")
+    sys.stderr.flush()
+    os._exit(EXIT_FAILED)  # a device or a socket in an unknown state must not hold the exit up
 
 
 def set_up_logging(role: Role, settings: Settings) -> None:

@@ -25,8 +25,9 @@ from layered_llm.transport.codec import Codec
 from layered_llm.transport.links import (
     BlockingLink,
     DealerLink,
+    NamedPeerLink,
     RouterLink,
-    bind_dealer,
+    bind_named,
     bind_router,
     connect_blocking,
     connect_dealer,
@@ -92,9 +93,9 @@ class ZmqLinks:
         ends = Codec(outbound=codec.TEXT_TO_SCHEDULER, inbound=codec.SCHEDULER_TO_TEXT)
         return connect_dealer(self._context, address, name=name, codec=ends)
 
-    def bind_scheduler_for_runtime(self, address: str) -> DealerLink[SchedulerToRuntime, RuntimeToScheduler]:
+    def bind_scheduler_for_runtime(self, address: str) -> NamedPeerLink[SchedulerToRuntime, RuntimeToScheduler]:
         ends = Codec(outbound=codec.SCHEDULER_TO_RUNTIME, inbound=codec.RUNTIME_TO_SCHEDULER)
-        return bind_dealer(self._runtime_context, address, codec=ends)
+        return bind_named(self._runtime_context, address, peer=RUNTIME_NAME, codec=ends)
 
     def connect_runtime_to_scheduler(self, address: str) -> BlockingLink[RuntimeToScheduler, SchedulerToRuntime]:
         """For the thread that blocks."""

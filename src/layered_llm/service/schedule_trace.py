@@ -113,8 +113,8 @@ def open_trace(
     may tell why the engine was started again. `now_s` and `monotonic_s` are one moment, by the clock of the calls and by the
     machine's.
 
-    None, with one line in the log, where the disk is full or broken, and on a restart whatever is wrong: serving goes on without
-    it. Raises TraceFileError for a path of which something else is wrong.
+    None, with one line in the log, where the disk is full or broken, and on a restart whatever is wrong: serving goes on
+    without it. Raises TraceFileError for a path of which something else is wrong.
     """
     if path is None:
         yield None

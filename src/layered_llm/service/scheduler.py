@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from layered_llm.domain.ids import TextId
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
@@ -52,7 +53,13 @@ def scheduling_policy(settings: Settings) -> SchedulingPolicy:
 
 
 async def work_scheduler(
-    links: Links, addresses: LinkAddresses, policy: SchedulingPolicy, *, trace_file: str | None = None, is_restart: bool = False
+    links: Links,
+    addresses: LinkAddresses,
+    policy: SchedulingPolicy,
+    *,
+    text_workers: int = 1,
+    trace_file: str | None = None,
+    is_restart: bool = False,
 ) -> None:
     """Schedules until told to stop. Raises TraceFileError, RuntimeFailed and StepOverdue."""
     with (
@@ -69,6 +76,7 @@ async def work_scheduler(
             policy=policy,
             figures=SchedulerFigures(policy.max_step_tokens),
             trace=trace,
+            texts={peer_name(Role.TEXT, index): TextId(index) for index in range(text_workers)},
         ).run()
 
 
@@ -80,6 +88,7 @@ async def _work(arguments: EngineArguments) -> None:
             links,
             arguments.addresses,
             scheduling_policy(settings),
+            text_workers=settings.num_tokenizers,
             trace_file=settings.trace_file,
             is_restart=arguments.generation > 1,
         )

@@ -28,6 +28,8 @@ class SchedulerFigures:
     """Histograms since the start of the scheduler."""
 
     _max_step_tokens: int
+    messages_dropped: int = attrs.field(init=False, default=0)
+    """On the socket for text workers, from others."""
     _queue_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _prefill_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
     _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
@@ -70,6 +72,7 @@ class SchedulerFigures:
     def samples(self) -> tuple[tuple[str, float], ...]:
         """Prometheus samples."""
         return (
+            ("layered_llm_messages_dropped_total", float(self.messages_dropped)),
             *self._queue_time.samples("layered_llm_queue_time_seconds"),
             *self._prefill_time.samples("layered_llm_request_prefill_time_seconds"),
             *self._step_fill.samples("layered_llm_step_fill_ratio"),

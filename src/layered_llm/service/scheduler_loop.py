@@ -5,6 +5,7 @@ Must not know: what a message means, processes, sockets.
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Final, Never, assert_never
 
 import attrs
@@ -80,6 +81,8 @@ class SchedulerLoop:
     _policy: SchedulingPolicy
     _figures: SchedulerFigures
     _trace: ScheduleTrace | None
+    _texts: Mapping[str, TextId]
+    """The text workers by their names on the link: any process of the same user can connect to it."""
     _allowances_s: list[float] = attrs.field(factory=list)
     """How long each step in flight may take, oldest first."""
     _oldest_began_s: float = 0.0
@@ -135,9 +138,14 @@ class SchedulerLoop:
     async def _serve_texts(self, core: Scheduler) -> None:
         while True:
             for peer, message in await self._links.texts.receive():
+                text = self._texts.get(peer)
+                if text is None:
+                    self._figures.messages_dropped += 1
+                    logger.warning("%s is no text worker of this engine: what it sent is dropped", peer)
+                    continue
                 if isinstance(message, Garbled):
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
-                self._send(core.handle(_text_id(peer), message, _now_us()))
+                self._send(core.handle(text, message, _now_us()))
                 self._note_releases(core)
             self._figures.ended(core.take_ended(_now_us()))
             self._advance(core)
@@ -217,7 +225,3 @@ class SchedulerLoop:
 
 def _now_us() -> int:
     return round(trio.current_time() * 1e6)
-
-
-def _text_id(peer: str) -> TextId:
-    return TextId(int(peer.removeprefix(f"{Role.TEXT.value}-")))

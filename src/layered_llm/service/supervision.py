@@ -7,7 +7,7 @@ Peers are named as on the links: `api-3f2a`, `text-0`, `scheduler-0`. Every meth
 
 import string
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, assert_never
 
 import attrs
 
@@ -15,13 +15,21 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import ApiId, api_of
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import (
+    AbortByName,
     ApiDied,
+    ApiGoodbye,
     ApiHello,
+    ApiToSupervisor,
     EnginePhase,
     EngineSized,
     EngineState,
     EngineStatus,
+    EngineToSupervisor,
+    FindRequest,
+    Heartbeat,
     ProcessReady,
+    RequestFound,
+    RequestsAborted,
     Role,
     StateQuery,
     StateReport,
@@ -31,6 +39,7 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.service.abort_routing import AbortRouting, Answer, Order
 from layered_llm.service.settings_fields import printable
+from layered_llm.transport.ports import Garbled
 
 STATE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
@@ -76,6 +85,38 @@ class Supervision:
     _next_query: int = 1
     _aborts: AbortRouting = attrs.field(factory=AbortRouting)
     _restarts_s: list[float] = attrs.field(factory=list)
+    _dropped: int = 0
+
+    def hears(self, peer: str, message: ApiToSupervisor | EngineToSupervisor | Garbled) -> bool:
+        """Whether `peer` is who it says, and says what it may; anything else on the sockets is counted, and to be dropped.
+
+        Any process of the same user can connect to them, and none but our own may change anything.
+        """
+        is_heard = self._is_heard(peer, message)
+        self._dropped += not is_heard
+        return is_heard
+
+    def knows(self, api: ApiId) -> bool:
+        """The API process has introduced itself and not left."""
+        return api_peer_name(api) in self._apis
+
+    def _is_heard(self, peer: str, message: ApiToSupervisor | EngineToSupervisor | Garbled) -> bool:
+        match message:
+            case Garbled() | ProcessReady(role=Role.SCHEDULER, limits=None):
+                is_heard = False
+            case ApiHello(api=api):
+                is_heard = peer == api_peer_name(api) and api_of_peer(peer) == api
+            case StateQuery() | AbortByName() | FindRequest() | RequestsAborted() | RequestFound():
+                is_heard = peer in self._apis
+            case ApiGoodbye(api=api) | StateReport(role=Role.API, index=api):
+                is_heard = peer == api_peer_name(ApiId(api)) and peer in self._apis
+            case StateReport(role=Role.RUNTIME):
+                is_heard = peer == peer_name(Role.SCHEDULER, 0) and peer in self._engine
+            case StateReport(role=role, index=index) | ProcessReady(role=role, index=index) | Heartbeat(role=role, index=index):
+                is_heard = peer == peer_name(role, index) and peer in self._engine
+            case _:
+                assert_never(message)
+        return is_heard
 
     @property
     def phase(self) -> EnginePhase:
@@ -218,7 +259,19 @@ class Supervision:
     def _answer(self, number: int) -> tuple[Outgoing, ...]:
         query = self._queries.pop(number)
         silent = tuple(sorted(query.missing))
-        return ((query.asker, EngineState(query=query.asker_query, reports=tuple(query.reports), silent=silent)),)
+        reports = (*query.reports, self._own_report(number))
+        return ((query.asker, EngineState(query=query.asker_query, reports=reports, silent=silent)),)
+
+    def _own_report(self, query: int) -> StateReport:
+        return StateReport(
+            query=query,
+            role=Role.SUPERVISOR,
+            index=0,
+            pid=self._pid,
+            open_requests=0,
+            maps=(),
+            samples=(("layered_llm_messages_dropped_total", float(self._dropped)),),
+        )
 
     def _forget_api(self, peer: str) -> tuple[Outgoing, ...]:
         self._apis.pop(peer, None)

@@ -114,13 +114,15 @@ class Supervisor:
     async def _serve_apis(self, watches: trio.Nursery) -> None:
         while True:
             for peer, message in await self._apis.receive():
-                self._obey(peer, message, watches)
+                if self._supervision.hears(peer, message):
+                    self._obey(peer, message, watches)
+                else:
+                    _log_dropped(peer, message)
 
     def _obey(self, peer: str, message: ApiToSupervisor | Garbled, watches: trio.Nursery) -> None:
         match message:
             case ApiHello():
-                watches.start_soon(self._watch_api, message)
-                self._send(self._supervision.api_hello(message))
+                self._meet(message, watches)
             case ApiGoodbye(api=api):
                 self._send(self._supervision.api_goodbye(api))
                 if self._supervision.is_abandoned:
@@ -133,10 +135,15 @@ class Supervisor:
                 self._send(self._supervision.ask_apis(peer, message, trio.current_time()))
             case RequestsAborted() | RequestFound():
                 self._send(self._supervision.api_answered(peer, message))
-            case Garbled(reason=reason):
-                logger.error("%s sent what is no message: %s", peer, reason)
+            case Garbled():
+                raise InvariantViolated("what is no message is not heard")
             case _:
                 assert_never(message)
+
+    def _meet(self, hello: ApiHello, watches: trio.Nursery) -> None:
+        if not self._supervision.knows(hello.api):
+            watches.start_soon(self._watch_api, hello)
+        self._send(self._supervision.api_hello(hello))
 
     async def _watch_api(self, hello: ApiHello) -> None:
         await self._wait_exit(hello.pid)
@@ -172,6 +179,7 @@ class Supervisor:
                     self._send(self._supervision.generation_died(reason, trio.current_time()))
                 nursery.cancel_scope.cancel(reason=reason)
         self._engine = None
+        addresses.remove_sockets()
 
     def _processes(self) -> tuple[tuple[Role, int], ...]:
         texts = ((Role.TEXT, index) for index in range(self._settings.num_tokenizers))
@@ -189,6 +197,9 @@ class Supervisor:
             nursery.start_soon(_watch_silence, liveness, ended)
             while True:
                 for peer, message in await link.receive():
+                    if not self._supervision.hears(peer, message):
+                        _log_dropped(peer, message)
+                        continue
                     liveness.seen(peer, trio.current_time())
                     match message:
                         case ProcessReady():
@@ -197,8 +208,8 @@ class Supervisor:
                             self._send(self._supervision.report(message))
                         case Heartbeat():
                             pass
-                        case Garbled(reason=reason):
-                            await ended.send(f"{peer} sent what is no message: {reason}")
+                        case Garbled():
+                            raise InvariantViolated("what is no message is not heard")
                         case _:
                             assert_never(message)
 
@@ -215,6 +226,11 @@ class Supervisor:
         if is_for_api or not isinstance(message, SupervisorToEngine):
             raise InvariantViolated(f"{type(message).__name__} is no message for {peer}")
         return SendOutcome.UNREACHABLE if self._engine is None else self._engine.send_nowait(peer, message)
+
+
+def _log_dropped(peer: str, message: object) -> None:
+    what = f"what is no message: {message.reason}" if isinstance(message, Garbled) else f"a {type(message).__name__}"
+    logger.warning("%s, which may not say that, sent %s", peer, what)
 
 
 async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str]) -> None:

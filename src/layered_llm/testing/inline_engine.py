@@ -42,6 +42,8 @@ DEATH_UNNOTICED_S: Final = 0.05
 STALL_S: Final = 5.0
 """Longer than any scenario's output takes."""
 _HALF: Final = 0.5
+_FIRST_PID: Final = 1 << 30
+"""Above all that a system gives out."""
 
 
 @attrs.frozen(kw_only=True)
@@ -201,7 +203,7 @@ class _Exits:
     _events: dict[int, trio.Event] = attrs.field(factory=dict)
 
     def new_pid(self) -> int:
-        pid = -1 - len(self._events)
+        pid = _FIRST_PID + len(self._events)
         self._events[pid] = trio.Event()
         return pid
 
@@ -240,7 +242,7 @@ class InlineLauncher:
                 helpers = TextHelpers(prepare_long=self._prepare_long, renderer=RendersHere(files.template))
                 await serve_text(self._links, addresses, index, files, helpers)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, self._options.policy())
+                await work_scheduler(self._links, addresses, self._options.policy(), text_workers=self._options.text_workers)
             case Role.RUNTIME:
                 await self._run_device(addresses.runtime(0))
             case Role.API | Role.SUPERVISOR:

@@ -70,6 +70,12 @@ class LinkAddresses:
         """Names inside one context; `engine` keeps two engines of one context apart."""
         return cls(prefix=f"{_INPROC}{engine}/", generation=generation)
 
+    def remove_sockets(self) -> None:
+        """Removes the files of this generation's sockets, whose processes are gone. Raises OSError."""
+        path = ipc_path(self.prefix)
+        for socket in path.glob(self._of_generation("*").removeprefix(self.prefix)) if path is not None else ():
+            socket.unlink(missing_ok=True)
+
     @property
     def supervisor_for_apis(self) -> str:
         """Where API processes meet the supervisor: the same in every generation."""

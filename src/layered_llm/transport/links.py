@@ -7,9 +7,12 @@ it: a link with one peer raises WireError, since that peer is our own and one of
 yields Garbled under the sender's name, so that one broken peer ends neither the process nor the others.
 """
 
+import logging
 import re
 from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
+
+import trio
 
 from layered_llm.transport.codec import Codec, WireError
 from layered_llm.transport.ports import Garbled, SendOutcome
@@ -21,7 +24,11 @@ InT = TypeVar("InT")
 MESSAGES_PER_RECEIVE: Final = 256
 """A receiver works off at most so many messages before other tasks get their turn."""
 _DEFAULT_OPTIONS: Final = SocketOptions()
+_RETRY_S: Final = 0.01
+"""A socket with several peers does not say when one of them can be reached; this one always can, until it dies."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+logger = logging.getLogger(__name__)
 
 
 class _Closable(Protocol):
@@ -94,6 +101,33 @@ class RouterLink(_Closing, Generic[OutT, InT]):
             return peer, Garbled(reason=str(error))
 
 
+class NamedPeerLink(_Closing, Generic[OutT, InT]):
+    """A MessageLink with the one peer of a certain name. Whatever anybody else sends is dropped, and nothing goes to them."""
+
+    def __init__(self, socket: RouterSocket, codec: Codec[OutT, InT], peer: str) -> None:
+        super().__init__(socket)
+        self._socket = socket
+        self._codec = codec
+        self._identity = identity_of(peer)
+
+    async def receive(self) -> tuple[InT, ...]:
+        """Waits for at least one message and returns all that are there, in order. Raises WireError, ClosedResourceError."""
+        while True:
+            came = await self._socket.recv_many(MESSAGES_PER_RECEIVE)
+            messages = tuple(self._codec.decode(message) for identity, *message in came if identity == self._identity)
+            if len(messages) < len(came):
+                logger.warning("%d messages of strangers are dropped", len(came) - len(messages))
+            if messages:
+                return messages
+
+    async def send(self, message: OutT) -> None:
+        """Waits until the link has taken the message; when cancelled, it has not. Raises ClosedResourceError."""
+        await trio.lowlevel.checkpoint()
+        frames = (self._identity, *self._codec.encode(message))
+        while self._socket.send_nowait(frames) is not SendOutcome.SENT:  # noqa: ASYNC110 - no event tells of one of several peers
+            await trio.sleep(_RETRY_S)
+
+
 class BlockingLink(_Closing, Generic[OutT, InT]):
     """A BlockingMessageLink: one peer, for one thread without an event loop."""
 
@@ -133,11 +167,11 @@ def connect_dealer(
     return DealerLink(context.connect_dealer(address, identity_of(name), options), codec)
 
 
-def bind_dealer(
-    context: MessageContext, address: str, *, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
-) -> DealerLink[OutT, InT]:
-    """The bound end of a link with exactly one peer; sends wait until it has connected."""
-    return DealerLink(context.bind_dealer(address, options), codec)
+def bind_named(
+    context: MessageContext, address: str, *, peer: str, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
+) -> NamedPeerLink[OutT, InT]:
+    """The bound end of a link with the one peer of this name; sends wait until it has connected."""
+    return NamedPeerLink(context.bind_router(address, options), codec, peer)
 
 
 def bind_router(

@@ -7,11 +7,14 @@ whole generation ends, every open request with it, and a new one is started on f
 """
 
 import enum
+from typing import Final
 
 import attrs
 
 from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.limits import EngineLimits
+
+PID_LIMIT: Final = 1 << 31
 
 
 @enum.unique
@@ -52,6 +55,10 @@ class ApiHello:
 
     api: ApiId
     pid: int
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.pid < PID_LIMIT:
+            raise ValueError(f"{self.pid} is no number of a process")
 
 
 @attrs.frozen(kw_only=True)

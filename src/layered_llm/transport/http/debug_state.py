@@ -19,6 +19,7 @@ def debug_state(state: EngineState) -> dict[str, Any]:
         "text": _processes(state, Role.TEXT),
         "scheduler": schedulers[0] if schedulers else None,
         "runtime": _processes(state, Role.RUNTIME),
+        "supervisor": _processes(state, Role.SUPERVISOR),
         "silent": list(state.silent),
         "violations": [f"{report.role.value} {report.index}: {text}" for report in state.reports for text in report.violations],
         "quiescent": is_quiescent(state),

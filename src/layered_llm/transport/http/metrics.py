@@ -59,6 +59,7 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "requests_failed_total": _Family("counter", "Requests that ended with an error of the engine."),
     "requests_lost_total": _Family("counter", "Requests whose engine process died."),
     "choices_finished_total": _Family("counter", "Choices that ended, by finish reason."),
+    "messages_dropped_total": _Family("counter", "Messages on a process's sockets that were none of this server's."),
     "late_rows_total": _Family("counter", "Rows of output that came for a request that was over."),
     "prompt_tokens_total": _Family("counter", "Prompt tokens of accepted requests."),
     "prompt_tokens_computed_total": _Family("counter", "Prompt tokens that were computed in steps."),
