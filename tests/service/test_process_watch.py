@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from layered_llm.service.process_watch import process_start_time, wait_process_exit
+from layered_llm.service.process_watch import adopts_orphans, process_start_time, reap_adopted, wait_process_exit
 
 SLEEPER = "import sys; sys.stdin.read()"
 WATCHED = """
@@ -132,3 +132,34 @@ async def test_orphan_dies_with_its_parent() -> None:
     with trio.fail_after(10):
         await wait_process_exit(child)
     await parent.wait()
+
+
+async def test_the_exit_code_of_a_child_that_somebody_waits_for_is_not_taken(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reap_adopted)
+        for code in range(5):
+            process = await trio.run_process([sys.executable, "-c", f"raise SystemExit({code})"], check=False)
+            assert code == process.returncode
+        nursery.cancel_scope.cancel()
+
+
+def dead_children(count: int) -> list[int]:
+    """Which can still be waited for."""
+    children = [os.posix_spawn(sys.executable, [sys.executable, "-c", ""], os.environ) for _ in range(count)]
+    for child in children:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return children
+
+
+async def test_dead_children_that_nobody_waits_for_are_buried(autojump_clock: trio.testing.MockClock) -> None:
+    children = dead_children(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reap_adopted)
+        with trio.fail_after(60):
+            while [pid for pid in children if Path(f"/proc/{pid}").exists()]:
+                await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+
+
+def test_an_ordinary_process_adopts_nobody() -> None:
+    assert not adopts_orphans()

@@ -144,10 +144,12 @@ def _flag(name: str, value: object) -> str:
 
 
 @contextlib.contextmanager
-def python_server(settings: Settings, *, is_ready: bool = True, home_name: str = "") -> Iterator[Server]:
-    """`python -m layered_llm` with flags, on a free port unless the settings name one."""
+def python_server(
+    settings: Settings, *, is_ready: bool = True, home_name: str = "", before: Sequence[str] = ()
+) -> Iterator[Server]:
+    """`python -m layered_llm` with flags, on a free port unless the settings name one; `before` is a command that runs it."""
     flags = [_flag(name, value) for name, value in {"port": 0, **settings}.items()]
-    with _started([sys.executable, "-m", "layered_llm", *flags], {}, home_name) as server:
+    with _started([*before, sys.executable, "-m", "layered_llm", *flags], {}, home_name) as server:
         server.await_port()
         if is_ready:
             server.wait_ready()

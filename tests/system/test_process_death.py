@@ -2,6 +2,7 @@ import json
 import os
 import re
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -171,3 +172,23 @@ def test_a_failed_engine_under_hypercorn_stays_503_and_says_why(model: Path) -> 
         assert RESTARTS + 1 == len(runtimes)
         assert (503, "engine_failed") == (refused.status_code, refused.json()["error"]["code"])
         assert "retry-after" not in refused.headers
+
+
+AS_FIRST_OF_A_CONTAINER = """
+import ctypes, os, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command as a process that orphans below it become children of, as they do of a container's first."""
+
+
+def test_a_server_that_is_the_first_process_of_a_container_buries_what_its_supervisor_left(model: Path) -> None:
+    with python_server(scripted(model), before=[sys.executable, "-c", AS_FIRST_OF_A_CONTAINER]) as server:
+        for _ in range(2):
+            orphans = [process.pid for process in server.processes() if process.role in ("text", "scheduler", "runtime")]
+            assert 3 == len(orphans)
+            server.process_of("supervisor").send(signal.SIGKILL)
+            eventually(lambda: not [pid for pid in orphans if Path(f"/proc/{pid}").exists()])  # noqa: B023 - is called here
+            server.wait_ready()
+            assert (200, "abcab") == answer(server)

@@ -1,9 +1,10 @@
-"""Learning of the death of processes that are not our children, and dying with our own parent.
+"""Learning of the death of processes that are not our children, dying with our own parent, burying adopted children.
 
 Must not know: links, roles, what follows from a death.
 """
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ _START_TIME_FIELD: Final = 22
 """proc_pid_stat(5) counts fields from 1: pid, then the command in parentheses, then the rest."""
 _FIRST_FIELD_AFTER_COMMAND: Final = 3
 _STDIN: Final = 0
+_INIT_PID: Final = 1
+_PR_GET_CHILD_SUBREAPER: Final = 37
+"""Of <linux/prctl.h>."""
+REAP_INTERVAL_S: Final = 0.5
 _CHUNK_BYTES: Final = 4096
 
 WaitExit = Callable[[int], Awaitable[None]]
@@ -55,6 +60,45 @@ def _pidfd(pid: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def adopts_orphans() -> bool:
+    """Whether this process becomes the parent of processes below it that lose theirs: the first of a container does."""
+    if os.getpid() == _INIT_PID:
+        return True
+    is_subreaper = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
+    return bool(is_subreaper.value)
+
+
+async def reap_adopted() -> None:
+    """Frees the entries of dead children in the process table that nobody here waits for, for ever.
+
+    A child of ours has a task that waits for it, and is gone before it is seen for the second time; so nobody's exit code is
+    taken. The kernel shows one dead child at a time.
+    """
+    seen = None
+    while True:
+        await trio.sleep(REAP_INTERVAL_S)
+        found = _dead_child()
+        while found is not None and found == seen:
+            _bury(found)
+            found = _dead_child()
+        seen = found
+
+
+def _dead_child() -> int | None:
+    """One that can be waited for, and can be after this call as well."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
+def _bury(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def exit_at_stdin_eof(exit_code: int) -> Thread:

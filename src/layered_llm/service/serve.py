@@ -16,6 +16,7 @@ import trio
 from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.service.api import Api, build_api
 from layered_llm.service.engine_process import set_up_logging
+from layered_llm.service.process_watch import adopts_orphans, reap_adopted
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_fields import user_path
 from layered_llm.service.telling import say
@@ -84,6 +85,8 @@ async def _until_over(api: Api, outcome: _Outcome, sockets: Sequence[socket.sock
     """Returns when the server is to stop; when it has drained, nobody listens any more."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_failed, api, outcome, nursery.cancel_scope)
+        if adopts_orphans():  # when the supervisor dies, its children do, and become ours
+            nursery.start_soon(reap_adopted)
         await wait_for_stop_signal()
         nursery.cancel_scope.cancel(reason="told to stop by a signal")
     for sock in sockets:
