@@ -15,6 +15,7 @@ from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.pages import PageRules
+from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.settings import HttpSettings
 from support.http_engine import FakeEngine
 
@@ -44,6 +45,7 @@ def application(
     listening: Listening | None = None,
     drain: Drain | None = None,
     access_log: AccessLog | None = None,
+    refusals: Refusals | None = None,
 ) -> QuartTrio:
     return build_application(
         engine=engine,
@@ -55,6 +57,7 @@ def application(
         new_hex_id=lambda: "feed",
         draw_seed=lambda: SEED,
         access_log=access_log,
+        refusals=refusals,
     )
 
 

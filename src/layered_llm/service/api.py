@@ -38,6 +38,7 @@ from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OP
 from layered_llm.transport.http.lifespan import LifespanApplication
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.pages import PageRules
+from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0
@@ -87,7 +88,13 @@ def build_api(settings: Settings) -> Api:
         RunDirectory.check_place(owner)
     except RunDirectoryError as error:
         raise SettingsError(str(error)) from error
-    client = EngineClient.drawn(pid=os.getpid(), max_open_requests=settings.max_open_requests, randbelow=secrets.randbelow)
+    refusals = Refusals()
+    client = EngineClient.drawn(
+        pid=os.getpid(),
+        max_open_requests=settings.max_open_requests,
+        randbelow=secrets.randbelow,
+        more_samples=refusals.samples,
+    )
     drain, listening = Drain(settings.drain_timeout_s), Listening()
     lines = LineWriter()
     keys = ApiKeys.of(read_api_keys(settings), read_admin_keys(settings))
@@ -101,6 +108,7 @@ def build_api(settings: Settings) -> Api:
         new_hex_id=secrets.token_hex,
         draw_seed=draw_seed,
         access_log=_access_log(settings, lines),
+        refusals=refusals,
     )
     host = EngineHost(client, settings, owner)
     return Api(

@@ -51,6 +51,7 @@ from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import EndedRequest, EndedRequests
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
+from layered_llm.service.reports import Samples
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import EngineLost
@@ -74,16 +75,34 @@ class EngineClient:
     """Implements the `Engine` protocol of the HTTP layer, and carries the library's engine."""
 
     @classmethod
-    def drawn(cls, *, pid: int, max_open_requests: int, randbelow: Callable[[int], int]) -> Self:
+    def drawn(
+        cls,
+        *,
+        pid: int,
+        max_open_requests: int,
+        randbelow: Callable[[int], int],
+        more_samples: Callable[[], Samples] = tuple,
+    ) -> Self:
         """A client whose id, and whose seeds for requests that name none, come from `randbelow`."""
         return cls(
             api=ApiId(1 + randbelow(API_ID_LIMIT - 1)),
             pid=pid,
             max_open_requests=max_open_requests,
             draw_seed=partial(randbelow, SEED_LIMIT),
+            more_samples=more_samples,
         )
 
-    def __init__(self, *, api: ApiId, pid: int, max_open_requests: int, draw_seed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        api: ApiId,
+        pid: int,
+        max_open_requests: int,
+        draw_seed: Callable[[], int],
+        more_samples: Callable[[], Samples] = tuple,
+    ) -> None:
+        """`more_samples` are what else is counted in this process."""
+        self._more_samples = more_samples
         self._api = api
         self._pid = pid
         self._max_open_requests = max_open_requests
@@ -247,7 +266,11 @@ class EngineClient:
                 ("streams", len(self._streams)),
                 ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
             ),
-            samples=(*self._requests.samples(), ("layered_llm_aborts_lost_total", float(self._aborts_lost))),
+            samples=(
+                *self._requests.samples(),
+                ("layered_llm_aborts_lost_total", float(self._aborts_lost)),
+                *self._more_samples(),
+            ),
             aborts_sent=tuple(AbortTally(peer=Role.TEXT, index=text.text, aborts=text.aborts_sent) for text in self._texts),
         )
 

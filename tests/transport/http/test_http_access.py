@@ -10,6 +10,7 @@ from layered_llm.domain.messages.supervision import EngineState, Role, StateRepo
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
 from layered_llm.transport.http.listening import Listening, is_loopback_address
+from layered_llm.transport.http.refusals import Refusals
 from support.http_client import COMPLETIONS, Call, Exchange, application, get, post
 from support.http_engine import FakeEngine, accepting
 
@@ -225,3 +226,23 @@ def test_a_server_is_local_when_all_that_it_listens_on_is(tmp_path: Path) -> Non
 def test_nothing_is_local_before_it_is_known_where_the_server_listens() -> None:
     assert not Listening().is_loopback
     assert ANYBODY == NO_KEYS.holder([])
+
+
+async def test_what_is_refused_is_counted_by_its_reason() -> None:
+    refusals = Refusals()
+    app = application(FakeEngine(), keys=USERS, refusals=refusals)
+
+    await get(app, "/v1/models")
+    await post(app, "/flush_cache", {}, bearing(USER))
+    await post(app, "/abort_request", {"abort_all": True}, bearing(USER))
+    await get(app, "/health", {"Origin": "http://evil.example"})
+    await post(app, "/health", {}, {"Origin": "http://test"})
+    await get(app, "/v1/models", bearing(USER))
+
+    assert {
+        "invalid_api_key": 1,
+        "admin_key_required": 2,
+        "host_not_allowed": 0,
+        "origin_not_allowed": 1,
+        "unsupported_media_type": 1,
+    } == {name.split('"')[1]: count for name, count in refusals.samples()}

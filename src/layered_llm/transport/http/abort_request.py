@@ -37,6 +37,7 @@ async def abort_request(context: HttpContext) -> Response:
     holder = exchange_of(request).holder
     is_refused = refused(Access.ADMIN, holder, context.keys, context.listening) if asked is None else None
     if is_refused is not None:
+        context.refusals.count(is_refused)
         return error_reply(is_refused)
     tenant = None if holder.is_admin else holder.tenant
     try:

@@ -33,6 +33,7 @@ from layered_llm.transport.http.message_framing import refused_framing
 from layered_llm.transport.http.openapi.endpoint import Handler
 from layered_llm.transport.http.openapi.pages import with_description
 from layered_llm.transport.http.pages import Asking
+from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
 
@@ -68,6 +69,7 @@ def build_application(
     new_hex_id: Callable[[], str],
     draw_seed: Callable[[], int],
     access_log: AccessLog | None = None,
+    refusals: Refusals | None = None,
 ) -> QuartTrio:
     """The application without a lifespan of its own; wrap it in `LifespanApplication`.
 
@@ -77,6 +79,8 @@ def build_application(
         wall_clock: Unix time in seconds.
         new_hex_id: a new random hexadecimal id at each call.
         draw_seed: a fresh seed at each call, 0 … 2**63 - 1.
+        access_log: told of each request that is over.
+        refusals: counts what is refused.
     """
     app = QuartTrio("layered_llm", static_folder=None)
     budget = ByteBudget(settings.max_unfinished_body_bytes, settings.max_unfinished_body_bytes_per_client)
@@ -100,6 +104,7 @@ def build_application(
         wall_clock=wall_clock,
         new_hex_id=new_hex_id,
         draw_seed=draw_seed,
+        refusals=refusals or Refusals(),
     )
     _add_hooks(app, context, _add_routes(app, context))
     app.register_error_handler(HTTPException, _on_http_exception)
@@ -139,6 +144,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
             return misframed
         error = context.settings.pages.refused(_asking(), is_loopback=context.listening.is_loopback)
         if error is not None:
+            context.refusals.count(error)
             return error_reply(error)
         if request.method == "OPTIONS":
             return _no_content()
@@ -193,6 +199,7 @@ def _refused(context: HttpContext, classes: Mapping[str, Access]) -> Response | 
     holder = context.keys.holder(request.headers.getlist("Authorization"), request.headers.getlist(API_KEY_HEADER))
     error = refused(access, holder, context.keys, context.listening)
     if error is not None:
+        context.refusals.count(error)
         return error_reply(error)
     if isinstance(holder, Holder):
         exchange_of(request).holder = holder

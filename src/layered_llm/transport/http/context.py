@@ -20,6 +20,7 @@ from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAb
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.patience import Patience
+from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.settings import HttpSettings
 
 
@@ -38,6 +39,7 @@ class HttpContext:
     """A new random id for each request that brings none."""
     draw_seed: Callable[[], int]
     """A fresh 63-bit seed for each request that names none."""
+    refusals: Refusals = attrs.field(factory=Refusals)
     answers: ByteBudget = attrs.field(
         default=attrs.Factory(
             lambda self: ByteBudget(self.settings.max_unsent_answer_bytes, self.settings.max_unsent_answer_bytes_per_client),

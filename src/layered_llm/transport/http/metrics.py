@@ -54,6 +54,9 @@ _KNOWN: Final[Mapping[str, _Family]] = {
     "requests_accepted_total": _Family("counter", "Requests that were queued."),
     "requests_rejected_total": _Family("counter", "Requests that were refused."),
     "requests_refused_total": _Family("counter", "Requests that the scheduler refused, by reason."),
+    "http_requests_refused_total": _Family(
+        "counter", "Requests that were refused for their key, their Host or their Origin, by the code of the error."
+    ),
     "queue_timeouts_total": _Family("counter", "Requests that were ended since nothing of them had started in time."),
     "requests_ended_total": _Family("counter", "Accepted requests that the engine ended, whatever their finish reasons."),
     "requests_failed_total": _Family("counter", "Requests that ended with an error of the engine."),
