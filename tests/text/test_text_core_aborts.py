@@ -2,13 +2,13 @@ import pytest
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.domain.ids import RequestId, compose_request_id
+from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
 from layered_llm.domain.messages.api_text import Accepted, Rejected, Submit
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Queued, Refused
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.text.core import Outgoing
+from layered_llm.text.core import MOST_DEAD_APIS, Outgoing
 from support.text_core import API, OTHER_API, ChoiceView, CoreBench, RequestView
 
 PROMPT = Prompt.of_text("hello")
@@ -237,6 +237,19 @@ def test_aborts_are_counted_by_their_sender_and_those_of_the_dead_apart() -> Non
     statistics = bench.core.statistics()
     assert {API: 3, OTHER_API: 1} == dict(statistics.aborts_taken)
     assert 3 == statistics.aborts_of_the_gone
+
+
+def test_api_processes_that_die_for_ever_take_no_more_memory_and_their_aborts_stay_counted() -> None:
+    bench = CoreBench.of()
+    deaths = MOST_DEAD_APIS + 10
+    for number in range(deaths):
+        api = ApiId(1000 + number)
+        bench.abort(bench.begin(PROMPT, api=api).request)
+        bench.take(bench.core.api_gone(api, AbortReason.PEER_DIED))
+
+    statistics = bench.core.statistics()
+    assert (MOST_DEAD_APIS, deaths) == (len(statistics.aborts_taken), statistics.aborts_of_the_gone)
+    bench.assert_quiescent()
 
 
 def test_a_slow_api_is_told_the_end_of_each_request_once() -> None:

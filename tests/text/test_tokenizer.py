@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +24,26 @@ from support.text_tokenizers import (
     llama_style_pipeline,
     wrap,
 )
+
+MEMORY_OF_DISTINCT_TEXTS = """
+from layered_llm.testing.byte_text import byte_text_files
+tokenizer = byte_text_files().tokenizer
+def resident_kb():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+def encode(numbers):
+    for number in numbers:
+        tokenizer.encode(f"{number:0250}", add_special_tokens=True)
+encode(range(2000))
+before = resident_kb()
+encode(range(2000, 12000))
+print(resident_kb() - before)
+"""
+
+
+def test_distinct_texts_for_ever_take_no_more_memory() -> None:
+    command = [sys.executable, "-c", MEMORY_OF_DISTINCT_TEXTS]
+    grown_kb = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown_kb < 4_000
 
 
 def test_special_tokens_spelled_in_the_text_are_parsed() -> None:

@@ -7,7 +7,7 @@ one end of each choice and then one end of the request; a request that was admit
 each of its choices, any other at once; nothing is told about a request whose API left it.
 """
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
@@ -54,6 +54,9 @@ Work = Preparation | Answering
 Outcome = Prepared | TextAnswer | Rejected
 """What the work came to."""
 
+MOST_DEAD_APIS: Final = 256
+"""So many that died last are remembered."""
+
 
 class TextCore:
     """Everything that a text worker decides. The shell moves messages and runs preparations."""
@@ -64,7 +67,7 @@ class TextCore:
         self._token_ids = TokenIds.of(text_files.tokenizer, model_size=limits.vocabulary_size)
         self._preparing: set[RequestId] = set()
         self._admitted: dict[RequestId, OpenRequest] = {}
-        self._dead_apis: set[ApiId] = set()  # for good: the word of a death may overtake what the dead one sent
+        self._dead_apis: dict[ApiId, None] = {}  # the word of a death may overtake what the dead one sent
         self._counters = Counters()
 
     def submit(self, message: Submit) -> Preparation:
@@ -138,7 +141,7 @@ class TextCore:
         self._counters.aborts_own += len(gone)
         orders = tuple(AbortRequest(request=request.request, reason=reason) for request in gone)
         if reason is AbortReason.PEER_DIED:
-            self._dead_apis.add(api)
+            self._bury(api)
             return Outgoing(to_scheduler=orders)
         unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
         tables = self._tables()
@@ -190,6 +193,14 @@ class TextCore:
             self._counters.requests_dropped += 1
         else:
             self._preparing.add(request)
+
+    def _bury(self, api: ApiId) -> None:
+        """What a process sent before its death has come long before so many others died."""
+        self._dead_apis[api] = None
+        if len(self._dead_apis) > MOST_DEAD_APIS:
+            oldest = next(iter(self._dead_apis))
+            del self._dead_apis[oldest]
+            self._counters.aborts_of_forgotten += self._counters.aborts_taken.pop(oldest, 0)
 
     def _tables(self) -> TextTables:
         return TextTables(self._text_files.tokenizer.token_bytes)

@@ -31,6 +31,8 @@ class Counters:
     aborts_late: int = 0
     aborts_own: int = 0
     aborts_taken: Counter[ApiId] = attrs.field(factory=Counter)
+    aborts_of_forgotten: int = 0
+    """By API processes that died long ago, which `aborts_taken` has no more."""
     finished: Counter[FinishReason] = attrs.field(factory=Counter)
     rejected: Counter[RejectReason] = attrs.field(factory=Counter)
 
@@ -88,7 +90,8 @@ def summarize(counters: Counters, *, preparing: int, admitted: int, gone: Collec
         aborts_late=counters.aborts_late,
         aborts_own=counters.aborts_own,
         aborts_taken=tuple(sorted(counters.aborts_taken.items())),
-        aborts_of_the_gone=sum(count for api, count in counters.aborts_taken.items() if api in gone),
+        aborts_of_the_gone=counters.aborts_of_forgotten
+        + sum(count for api, count in counters.aborts_taken.items() if api in gone),
         finished=tuple(sorted(counters.finished.items())),
         rejected=tuple(sorted(counters.rejected.items())),
         maps=(("preparing", preparing), ("admitted", admitted)),

@@ -18,6 +18,7 @@ from layered_llm.text.decode_tables import UnsupportedTokenizer, build_table
 from layered_llm.text.detokenizer import Detokenizer, start_detokenizer
 from layered_llm.text.prompt_bound import PromptBound, prompt_bound
 
+CACHED_WORDS: Final = 1024
 _MOST_ID: Final = (1 << 31) - 1
 _PANIC: Final = "PanicException"
 """Where the library's Rust code fails: no Exception, and of a class that cannot be imported."""
@@ -36,6 +37,7 @@ class Tokenizer:
         """Takes over `pipeline`, whose tokenizer.json is `spec`. Raises UnsupportedTokenizer."""
         pipeline.no_truncation()
         pipeline.no_padding()
+        _bound_cache(pipeline)
         added = pipeline.get_added_tokens_decoder()
         tokens = {token: text for text, token in pipeline.get_vocab(with_added_tokens=False).items()}
         tokens |= {token: entry.content for token, entry in added.items()}
@@ -117,6 +119,13 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """The id of a token by its exact spelling."""
         return self._pipeline.token_to_id(token)
+
+
+def _bound_cache(pipeline: tokenizers.Tokenizer) -> None:
+    """The library keeps 10,000 words of up to 256 characters, some 60 MB. With fewer, a text takes as long as before."""
+    resize = getattr(pipeline.model, "_resize_cache", None)  # WordPiece and WordLevel keep none
+    if resize is not None:
+        resize(CACHED_WORDS)
 
 
 def _read_pipeline(text: str) -> tokenizers.Tokenizer:
