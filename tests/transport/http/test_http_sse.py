@@ -42,3 +42,21 @@ def test_a_long_list_is_cut_between_its_items(count: int) -> None:
     value = {"choices": [{"tokens": [[place, {"a,b": "]"}] for place in range(count)]}]}
 
     assert sse.to_json(value) == sse.to_json_in_pieces(value)
+
+
+SEPARATORS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000 and len(f"a{chr(code)}b".splitlines()) > 1]
+
+
+def test_an_event_is_one_line_for_clients_that_split_by_splitlines() -> None:
+    text = "é".join(SEPARATORS)
+    for written in (sse.event({"text": text}), sse.TextEvent.of(lambda text: {"text": text}).with_text(text)):
+        first, *rest = written.decode().splitlines()
+        assert [""] == rest
+        assert {"text": text} == json.loads(first.removeprefix("data: "))
+
+
+def test_json_in_pieces_is_one_line_too() -> None:
+    value = {SEPARATORS[-1]: ["".join(SEPARATORS)] * 100}
+    for written in (sse.to_json_in_pieces(value), b"".join(sse.json_pieces(value))):
+        assert 1 == len(written.decode().splitlines())
+        assert value == json.loads(written)

@@ -2,7 +2,8 @@
 
 Must not know: what an event says.
 
-Source: WHATWG HTML, "Server-sent events". JSON has no raw line break, so one `data:` line holds any of it.
+Source: WHATWG HTML, "Server-sent events". JSON has no raw line break, so one `data:` line holds any of it. Clients that split
+by `str.splitlines` see more characters as line breaks: those that JSON does not escape anyway are escaped here.
 """
 
 import json
@@ -29,10 +30,17 @@ _MOST_PLAIN_ITEMS: Final = 4096
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 
+_LINE_BREAKS: Final = tuple((char, f"\\u{ord(char):04x}") for char in "\x85\u2028\u2029")
+
 
 def to_json(value: object) -> bytes:
-    """Compact UTF-8 JSON. Raises ValueError for NaN and the infinities, which JSON does not have."""
-    return _ENCODER.encode(value).encode()
+    """Compact UTF-8 JSON in one line. Raises ValueError for NaN and the infinities, which JSON does not have."""
+    text = _ENCODER.encode(value)
+    if not text.isascii():
+        for char, escaped in _LINE_BREAKS:
+            if char in text:  # in a string, nowhere else
+                text = text.replace(char, escaped)
+    return text.encode()
 
 
 def to_json_in_pieces(value: object) -> bytes:
@@ -107,4 +115,4 @@ class TextEvent:
         return cls(one[: place - 1], one[place + 2 :])
 
     def with_text(self, text: str) -> bytes:
-        return self._before + _ENCODER.encode(text).encode() + self._after
+        return self._before + to_json(text) + self._after
