@@ -7,7 +7,8 @@ from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.open_requests import OpenRequests, Phase
+from layered_llm.service.ended_requests import fate_of
+from layered_llm.service.open_requests import OpenRequests, Phase, RequestRecord
 
 FIRST, SECOND = (compose_request_id(ApiId(5), counter) for counter in (1, 2))
 TEXT = TextId(0)
@@ -171,9 +172,10 @@ def test_every_accepted_request_is_ended_aborted_or_lost(table: OpenRequests) ->
     assert 0 == len(table)
 
 
-def accept(table: OpenRequests, request: RequestId, choices: int) -> None:
-    table.open(request, TEXT, 0.0, choices=choices)
+def accept(table: OpenRequests, request: RequestId, choices: int) -> RequestRecord:
+    record = table.open(request, TEXT, 0.0, choices=choices)
     table.on_verdict(Accepted(request=request, prompt_tokens=3))
+    return record
 
 
 def finished(table: OpenRequests) -> dict[str, float]:
@@ -182,8 +184,9 @@ def finished(table: OpenRequests) -> dict[str, float]:
 
 
 def test_each_choice_of_a_request_that_its_owner_left_is_counted_once(table: OpenRequests) -> None:
-    accept(table, FIRST, 3)
+    record = accept(table, FIRST, 3)
     table.on_text(emitted((FIRST, 1, "x", (1,), FinishReason.STOP)), 1.0)
+    record.take_events()
 
     table.close(FIRST, AbortReason.CLIENT_GONE)
     table.close(FIRST, AbortReason.CLIENT_GONE)
@@ -192,10 +195,11 @@ def test_each_choice_of_a_request_that_its_owner_left_is_counted_once(table: Ope
 
 
 def test_choices_that_are_lost_with_the_engine_ended_by_an_error(table: OpenRequests) -> None:
-    accept(table, FIRST, 2)
+    record = accept(table, FIRST, 2)
     table.on_text(emitted((FIRST, 0, "x", (1,), FinishReason.LENGTH)), 1.0)
 
     table.lose()
+    record.take_events()
 
     assert {"length": 1, "error": 1} == finished(table)
 
@@ -206,3 +210,15 @@ def test_a_request_that_was_never_accepted_has_no_choices_to_count(table: OpenRe
     table.close(FIRST, AbortReason.CLIENT_GONE)
 
     assert {} == finished(table)
+
+
+def test_an_end_that_its_reader_never_took_is_an_abort(table: OpenRequests) -> None:
+    record = accept(table, FIRST, 2)
+    table.on_text(emitted((FIRST, 0, "x", (1,), FinishReason.LENGTH)), 1.0)
+    record.take_events()
+    table.on_text(emitted((FIRST, 1, "x", (1,), FinishReason.LENGTH), ended=(FIRST,)), 1.0)
+
+    record.drop_events()
+    record.drop_events()
+
+    assert ({"length": 1, "abort": 1}, False, "abort") == (finished(table), record.has_events, fate_of(record).reason)

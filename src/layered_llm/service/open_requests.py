@@ -7,7 +7,7 @@ the abort), or lost with the engine. What comes for a request that is not in the
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -54,6 +54,10 @@ class RequestRecord:
     """Of the engine, when it ended by one."""
     usage: Usage | None = None
     """When it ended."""
+    is_dropped: bool = False
+    """Its owner has left; nothing is there to be fetched any more."""
+    _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
+    """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
     _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
     """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
     _end: RequestEnded | None = None
@@ -65,11 +69,25 @@ class RequestRecord:
     def take_events(self) -> tuple[StreamEvent, ...]:
         """Everything that came since the last call; the end, once, behind all deltas."""
         events: list[StreamEvent] = list(self._pending.values())
-        self._pending.clear()
+        self._count_ends()
         if self._end is not None:
             events.append(self._end)
             self._end = None
         return tuple(events)
+
+    def drop_events(self) -> None:
+        """Nobody takes them any more: who left before the end of a choice was told has aborted it."""
+        self.is_dropped = True
+        if any(delta.finish_reason is not FinishReason.RUNNING for delta in self._pending.values()):
+            self.finish_reason = FinishReason.ABORT
+        self._count_ends(FinishReason.ABORT)
+        self._end = None
+
+    def _count_ends(self, instead: FinishReason | None = None) -> None:
+        for delta in self._pending.values():
+            if delta.finish_reason is not FinishReason.RUNNING:
+                self._count_end(instead or delta.finish_reason)
+        self._pending.clear()
 
     def add_delta(self, delta: ChoiceDelta) -> None:
         waiting = self._pending.get(delta.choice)
@@ -121,7 +139,7 @@ class OpenRequests:
     ) -> RequestRecord:
         if request in self._records:
             raise InvariantViolated(f"request {request} is open already")
-        record = RequestRecord(request, text, RequestTimes(now_s, choices, max_tokens), choices)
+        record = RequestRecord(request, text, RequestTimes(now_s, choices, max_tokens), choices, count_end=self._count_end)
         self._records[request] = record
         return record
 
@@ -171,7 +189,7 @@ class OpenRequests:
                 self._late += 1
                 continue
             record.add_delta(delta)
-            self._count_finish(record, delta)
+            self._note_finish(record, delta)
             self._figures.observe(record.times, delta, now_s)
             touched[request] = record
         for request, end in _ends(message):
@@ -217,14 +235,16 @@ class OpenRequests:
             *self._figures.samples(),
         )
 
+    def _count_end(self, reason: FinishReason) -> None:
+        self._finished[reason] += 1
+
     def _finish_rest(self, record: RequestRecord, reason: FinishReason) -> None:
         """Counts the choices of an accepted request that end without a word from the engine: each choice is counted once."""
         if record.phase is Phase.ACCEPTED:
             self._finished[reason] += record.open_choices
 
-    def _count_finish(self, record: RequestRecord, delta: ChoiceDelta) -> None:
+    def _note_finish(self, record: RequestRecord, delta: ChoiceDelta) -> None:
         if delta.finish_reason is not FinishReason.RUNNING:
-            self._finished[delta.finish_reason] += 1
             record.open_choices -= 1
             record.finish_reason = max(record.finish_reason, delta.finish_reason)
 

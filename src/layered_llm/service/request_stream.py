@@ -109,6 +109,7 @@ class RequestStream:
     def close(self, reason: AbortReason) -> None:
         """Leaves the request; harmless when it is over."""
         self._close(self, reason)
+        self._record.drop_events()
 
     def wake(self) -> None:
         """There is news for the reader."""
@@ -121,6 +122,8 @@ class RequestStream:
             case Phase.CLOSED if self._record.closed_as is AbortReason.ADMINISTRATIVE:
                 raise RequestAborted("the request was ended by its id")
             case Phase.CLOSED:
+                raise EngineLost("the request was closed")
+            case Phase.ENDED if self._record.is_dropped:
                 raise EngineLost("the request was closed")
             case Phase.ENDED | Phase.REJECTED:
                 raise InvariantViolated("nothing follows the end of a request")
