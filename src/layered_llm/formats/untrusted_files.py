@@ -22,7 +22,7 @@ _MOST_LEVELS: Final = 64
 _MOST_DIGITS: Final = 100
 """More than tokenizers' 10^30 for "no limit", and few enough for a float."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_SHOWN: Final = 200
+_SHOWN: Final = 500
 
 _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
     (stat.S_ISDIR, "a directory"),
@@ -100,7 +100,8 @@ def map_file(path: Path) -> mmap.mmap:
 def shown(name: object) -> str:
     """A path or another name from a file, as a message of one line has it."""
     text = str(name)
-    return text if text.isprintable() else ascii(text)[:_SHOWN]
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _opened(path: Path) -> BinaryIO:
