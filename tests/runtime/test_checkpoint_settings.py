@@ -1,6 +1,7 @@
 """Settings of a config.json that are absent, old, new or there twice: what transformers makes of the same files is right."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from layered_llm.runtime.layers import RotaryEmbedding
 from layered_llm.runtime.model_classes import CLASSES
-from layered_llm.runtime.model_config import ModelConfigError
+from layered_llm.runtime.model_config import ModelConfigError, parse_model_config
 from layered_llm.runtime.models.registry import BUILDERS
 from layered_llm.runtime.torch_opening import open_torch_device
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_logits
 from support.runtime_options import make_options
 
+ROTATIONS: dict[str, Any] = {
+    "llama": LlamaRotaryEmbedding,
+    "mistral": MistralRotaryEmbedding,
+    "qwen2": Qwen2RotaryEmbedding,
+    "qwen3": Qwen3RotaryEmbedding,
+}
 PROMPT = [3] + [10 + i * 37 % 110 for i in range(60)]
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 UNSCALED = {"rope_type": "default", "rope_theta": 77.0}
@@ -139,6 +151,66 @@ def test_defaults_are_those_of_transformers_classes(model_type: str) -> None:
     assert {name: config.get(name, made.get(name)) for name in own} == {
         name: made[name] if value is None else value for name, value in own.items()
     }
+
+
+ROPE_VALUES: dict[str, list[Any]] = {
+    "rope_type": ["default", "linear", "llama3", "dynamic"],
+    "type": ["default", "linear", "llama3"],
+    "factor": [1.0, 2.0, 4, 8.0],
+    "rope_theta": [77.0, 500],
+    "low_freq_factor": [1.0],
+    "high_freq_factor": [4.0],
+    "original_max_position_embeddings": [32, 64],
+    "partial_rotary_factor": [1.0],
+    "attention_factor": [1.0],
+    "mrope_section": [[1, 2]],
+    "finetuned": [True],
+}
+VALUES: dict[str, list[Any]] = {
+    "rope_theta": [55.0, 300],
+    "partial_rotary_factor": [1.0, None],
+    "original_max_position_embeddings": [16, 128],
+    "max_position_embeddings": [256],
+    "sliding_window": [None, 8, 4096],
+    "use_sliding_window": [True, False],
+    "max_window_layers": [0, 1, 2, 28],
+    "layer_types": [None, ["full_attention"] * 2],
+    "head_dim": [32],
+    "num_key_value_heads": [2, 4],
+    "tie_word_embeddings": [True, False],
+    "rms_norm_eps": [1e-5],
+}
+SIZES_ALONE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def some_of(chance: random.Random, values: dict[str, list[Any]]) -> dict[str, Any]:
+    return {name: chance.choice(choices) for name, choices in values.items() if chance.random() < 0.5}
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_any_mixture_of_old_and_new_settings_means_what_transformers_makes_of_it(model_type: str) -> None:
+    chance, compared = random.Random(0), 0
+    for _ in range(200):
+        ropes = {name: some_of(chance, ROPE_VALUES) for name in ("rope_scaling", "rope_parameters") if chance.random() < 0.6}
+        raw = {"model_type": model_type, **SIZES_ALONE, **some_of(chance, VALUES), **ropes}
+        try:
+            config = type(AutoConfig.for_model(model_type)).from_dict(json.loads(json.dumps(raw)))
+            inverse_frequencies = ROTATIONS[model_type](config).inv_freq
+        except (KeyError, ZeroDivisionError):
+            with pytest.raises(ModelConfigError):
+                parse_model_config(raw)
+            continue
+        own = parse_model_config(raw)
+        assert config.num_key_value_heads == own.kv_heads, raw
+        assert (getattr(config, "head_dim", None) or 16) == own.head_dim, raw
+        assert (config.max_position_embeddings, config.rms_norm_eps) == (own.context_tokens, own.norm_eps), raw
+        assert config.tie_word_embeddings is own.tied_head, raw
+        frequencies = RotaryEmbedding.build(own.rope, own.head_dim).inverse_frequencies
+        torch.testing.assert_close(frequencies, inverse_frequencies, rtol=1e-6, atol=0, msg=str(raw))
+        sees_all = model_type.startswith("qwen") and "sliding_attention" not in config.layer_types
+        assert (None if sees_all else getattr(config, "sliding_window", None)) == own.window_tokens, raw
+        compared += 1
+    assert compared > 100
 
 
 def test_every_class_is_built() -> None:

@@ -157,6 +157,46 @@ def test_a_window_is_refused_below_the_context_alone() -> None:
         refuse_window(config, 65)
 
 
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 3, 2**31, 10**99, 0.0, -0.5, 1e-320, 1e308, math.nan, math.inf, -math.inf),
+    *(
+        "",
+        "x",
+        "4",
+        "a\nb",
+        "x" * 5000,
+        [],
+        [1],
+        ["a"],
+        [[]],
+        {},
+        {"a": 1},
+        {"rope_type": []},
+        {"type": "linear", "factor": [1]},
+    ),
+]
+SETTINGS = [
+    *("architectures", "model_type", "attention_bias", "attention_chunk_size", "head_dim", "hidden_act", "hidden_size"),
+    *("intermediate_size", "is_causal", "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "original_max_position_embeddings"),
+    *("partial_rotary_factor", "per_layer_config", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling"),
+    *("rope_theta", "sliding_window", "tie_word_embeddings", "transformers_weights", "use_sliding_window", "vocab_size"),
+]
+
+
+@pytest.mark.parametrize("family", [{}, {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_value_of_a_setting_is_read_or_refused_in_one_line(name: str, family: dict[str, Any]) -> None:
+    refusals = [""]
+    for value in ODD:
+        try:
+            parse_model_config(RAW | family | {"num_key_value_heads": 2, name: value})
+        except ModelConfigError as error:
+            refusals.append(str(error))
+    assert max(map(len, refusals)) < 400
+    assert "\n" not in "".join(refusals)
+
+
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="does not exist"):
         read_config_json(tmp_path)

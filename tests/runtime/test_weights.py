@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,21 @@ def test_a_broken_file_is_refused_by_name(content: bytes, complaint: str, tmp_pa
     ) as caught:
         safetensors_of(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_that_is_damaged_anywhere_raises_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.ones(2, 3), b=torch.zeros(4))
+    path = tmp_path / "model.safetensors"
+    whole, chance = path.read_bytes(), random.Random(0)
+    header_bytes, refusals = 8 + int.from_bytes(whole[:8], "little"), []
+    for _ in range(500):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            damaged[chance.randrange(header_bytes)] = chance.choice(b'{}[]":,0123456789-ae\\u \0\xff')
+        path.write_bytes(damaged)
+        try:
+            safetensors_of(tmp_path)
+        except CheckpointError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert "\n" not in "".join(refusals)
