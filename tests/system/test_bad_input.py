@@ -72,7 +72,6 @@ def test_a_body_that_is_no_json_object_is_a_bad_request(path: str, body: bytes, 
 
 
 BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
-    ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": -1}),
     ("max_tokens", {"max_tokens": 1.5}),
     ("max_tokens", {"max_tokens": "5"}),
@@ -112,6 +111,11 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
     ("model", {"model": 5}),
     ("logit_bias", {"logit_bias": "5"}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("bad_words", {"bad_words": [""]}),
+    ("allowed_token_ids", {"allowed_token_ids": [100_000]}),
+    ("samplers", {"samplers": ["top_k"]}),
+    ("num_beams", {"num_beams": 4}),
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("presence_penalty", {"presence_penalty": 5}),
     ("frequency_penalty", {"frequency_penalty": "a"}),

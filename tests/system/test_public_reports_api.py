@@ -175,7 +175,7 @@ def test_b12_usage_counts_the_sampled_tokens(
 
 
 WRONG: list[dict[str, Any]] = [
-    {"max_tokens": 0},
+    {"max_tokens": -1},
     {"n": 0},
     {"temperature": -1},
     {"model": "nobody"},
