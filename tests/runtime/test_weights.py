@@ -235,6 +235,15 @@ def test_the_index_says_which_copy_of_a_tensor_counts(place: str, tmp_path: Path
     assert [float(place[2])] * 2 == open_reader(tmp_path).vector(["a"], [2]).tolist()
 
 
+def test_a_link_that_cannot_be_followed_is_no_single_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("x" * 300)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: File name too long"):
+        safetensors_of(tmp_path)
+    save_file({"a": torch.ones(2)}, tmp_path / "x-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x-1.safetensors"}}))
+    assert ["a"] == list(safetensors_of(tmp_path))
+
+
 def test_weights_that_are_no_regular_file_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is a named pipe, not a regular file"):

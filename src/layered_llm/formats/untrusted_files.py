@@ -97,6 +97,14 @@ def map_file(path: Path) -> mmap.mmap:
         raise UnreadableFile(f"{shown(path)} is empty") from None
 
 
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file that can be looked at."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):  # Path.is_file raises some of these
+        return False
+
+
 def shown(name: object) -> str:
     """A path or another name from a file, as a message of one line has it."""
     text = str(name)

@@ -99,14 +99,18 @@ class ModelConfig:
 
 def read_config_json(model_dir: Path) -> Mapping[str, Any]:
     """The parsed config.json of `model_dir`. Raises ModelConfigError where there is none, or it is no JSON object."""
-    path = model_dir / CONFIG_FILE
+    raw = find_config_json(model_dir)
+    if raw is None:
+        raise ModelConfigError(f"{model_dir / CONFIG_FILE} does not exist")
+    return raw
+
+
+def find_config_json(model_dir: Path) -> Mapping[str, Any] | None:
+    """As `read_config_json`, but None where there is none."""
     try:
-        raw = read_json(path)
+        return read_json(model_dir / CONFIG_FILE)
     except UnreadableFile as error:
         raise ModelConfigError(str(error)) from error
-    if raw is None:
-        raise ModelConfigError(f"{path} does not exist")
-    return raw
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from layered_llm.runtime.gguf_model import GgufModel
-from layered_llm.runtime.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_config_json
+from layered_llm.runtime.model_config import ModelConfig, find_config_json, parse_model_config, read_config_json
 from layered_llm.runtime.safetensors_files import safetensors_of
 from layered_llm.runtime.stored_tensors import StoredTensor
 
@@ -37,4 +37,4 @@ def read_raw_config(model: Path) -> Mapping[str, Any]:
     """What config.json says, or would say; empty for a directory without one. Raises as `read_model`."""
     if not model.is_dir():
         return GgufModel.open(model).config_json()
-    return read_config_json(model) if (model / CONFIG_FILE).exists() else {}
+    return find_config_json(model) or {}

@@ -14,7 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from layered_llm.formats.untrusted_files import MOST_JSON_BYTES, UnreadableFile, map_file, parse_json, read_json, shown
+from layered_llm.formats.untrusted_files import (
+    MOST_JSON_BYTES,
+    UnreadableFile,
+    is_regular,
+    map_file,
+    parse_json,
+    read_json,
+    shown,
+)
 from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, StoredTensor, weight_format
 
@@ -38,7 +46,7 @@ def safetensors_of(model_dir: Path) -> dict[str, StoredTensor]:
     has the last word on which of its files has a tensor, if several have it.
     """
     single = model_dir / SINGLE_FILE
-    weight_map = None if single.is_file() else _weight_map(model_dir / INDEX_FILE)
+    weight_map = None if is_regular(single) else _weight_map(model_dir / INDEX_FILE)
     if weight_map is None:
         return _tensors(single)
     files = {name: _tensors(model_dir / name) for name in sorted(set(weight_map.values()))}
