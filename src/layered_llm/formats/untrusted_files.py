@@ -41,7 +41,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_JSON_BYTES) -> str | None:
     """The UTF-8 text of a regular file; None where there is no such file. Raises UnreadableFile."""
     try:
         with _opened(path) as file:
-            content = file.read(most_bytes + 1)
+            content = file.read(most_bytes + 1) or b""  # None: a file of the kernel that has nothing to give yet
     except FileNotFoundError:
         return None
     except OSError as error:
