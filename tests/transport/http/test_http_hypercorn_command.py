@@ -46,7 +46,7 @@ class Server:
         """A stream whose headers have arrived."""
         client = socket.create_connection(("127.0.0.1", self.port), timeout=10)
         client.sendall(STREAM)
-        assert client.recv(15) == b"HTTP/1.1 200 \r\n"
+        assert client.recv(17) == b"HTTP/1.1 200 OK\r\n"
         return client
 
     def wait_unhealthy(self) -> None:

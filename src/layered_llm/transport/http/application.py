@@ -21,7 +21,7 @@ from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys, Holder
 from layered_llm.transport.http.byte_budget import ByteBudget
-from layered_llm.transport.http.connection import OwningConnection, RefusedWebsocket, exchange_of
+from layered_llm.transport.http.connection import Exchange, OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
@@ -38,7 +38,11 @@ from layered_llm.transport.http.replies import error_reply
 from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"
-API_KEY_HEADER: Final = "x-api-key"
+_FIELDS: Final = (
+    *(b"host", b"origin", b"content-type", b"content-length", b"transfer-encoding"),
+    *(b"authorization", b"x-api-key", b"x-request-id"),
+)
+"""In lower case, as ASGI has them."""
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _CODES: Final = {
     413: "request_entity_too_large",
@@ -136,54 +140,66 @@ def _json_only(handler: Handler) -> Handler:
 def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Access]) -> None:
     @app.before_request
     async def begin() -> Response | None:
-        asked = request.headers.get(REQUEST_ID_HEADER, "")
+        scope = cast("dict[str, Any]", request.scope)
+        fields = _fields_of(scope)
+        asked = next(iter(fields[b"x-request-id"]), "")
         exchange = exchange_of(request)
         exchange.client_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else None
         g.request_id = exchange.request_id = exchange.client_id or context.new_hex_id()
-        if (misframed := _misframed()) is not None:
+        if (misframed := _misframed(scope, fields)) is not None:
             return misframed
-        error = context.settings.pages.refused(_asking(), is_loopback=context.listening.is_loopback)
+        error = context.settings.pages.refused(_asking(scope, fields), is_loopback=context.listening.is_loopback)
+        if error is None and scope["method"] == "OPTIONS":
+            return _no_content()
+        error = error or _refused(context, exchange, classes, fields)
         if error is not None:
             context.refusals.count(error)
             return error_reply(error)
-        if request.method == "OPTIONS":
-            return _no_content()
-        answer = _refused(context, classes)
         exchange.body.admit(exchange.account)
-        return answer
+        return None
 
     @app.after_request
     async def finish(response: Response) -> Response:
         response.headers[REQUEST_ID_HEADER] = g.request_id
         # An answer is one request's own, and what a server tells of itself is of the moment.
         response.headers["Cache-Control"] = "no-store"
-        allowed = context.settings.pages.headers(
-            request.headers.getlist("Origin"),
-            request.headers.get("Access-Control-Request-Headers"),
-            is_preflight=request.method == "OPTIONS",
-        )
-        response.headers.update(allowed)
+        if context.settings.pages.allowed_origins:
+            allowed = context.settings.pages.headers(
+                request.headers.getlist("Origin"),
+                request.headers.get("Access-Control-Request-Headers"),
+                is_preflight=request.method == "OPTIONS",
+            )
+            response.headers.update(allowed)
         return response
 
 
-def _asking() -> Asking:
+def _fields_of(scope: dict[str, Any]) -> dict[bytes, list[str]]:
+    """The header fields that are looked at before any handler, as often as they are there."""
+    found: dict[bytes, list[str]] = {name: [] for name in _FIELDS}
+    for name, value in scope["headers"]:
+        if name in found:
+            found[name].append(value.decode("latin-1"))
+    return found
+
+
+def _asking(scope: dict[str, Any], fields: dict[bytes, list[str]]) -> Asking:
     # Of a target such as http://NAME/PATH the name counts, and not the one of the header (RFC 9112, section 3.2.2).
-    target = cast("dict[str, Any]", request.scope)["raw_path"].decode("latin-1")
+    target: str = scope["raw_path"].decode("latin-1")
     named = [] if target.startswith("/") or "://" not in target else [target.partition("://")[2].partition("/")[0]]
     return Asking(
-        method=request.method,
-        hosts=[*named, *request.headers.getlist("Host")],
-        origins=request.headers.getlist("Origin"),
-        content_types=request.headers.getlist("Content-Type"),
+        method=scope["method"],
+        hosts=[*named, *fields[b"host"]],
+        origins=fields[b"origin"],
+        content_types=fields[b"content-type"],
     )
 
 
-def _misframed() -> Response | None:
+def _misframed(scope: dict[str, Any], fields: dict[bytes, list[str]]) -> Response | None:
     """The answer to a request that should not have been sent so."""
     refused = refused_framing(
-        request.http_version,
-        has_length="Content-Length" in request.headers,
-        has_transfer_encoding="Transfer-Encoding" in request.headers,
+        scope["http_version"],
+        has_length=bool(fields[b"content-length"]),
+        has_transfer_encoding=bool(fields[b"transfer-encoding"]),
     )
     if refused is None:
         return None
@@ -192,18 +208,17 @@ def _misframed() -> Response | None:
     return reply
 
 
-def _refused(context: HttpContext, classes: Mapping[str, Access]) -> Response | None:
-    """The answer to a request whose API key does not open what it asks for; its body is not read."""
+def _refused(
+    context: HttpContext, exchange: Exchange, classes: Mapping[str, Access], fields: dict[bytes, list[str]]
+) -> ApiError | None:
+    """Why the API key of a request does not open what it asks for, if so; its body is not read."""
     # What is no route needs a key as well, so that nobody without one learns what there is.
     access = classes.get(request.endpoint or "", Access.KEY)
-    holder = context.keys.holder(request.headers.getlist("Authorization"), request.headers.getlist(API_KEY_HEADER))
+    holder = context.keys.holder(fields[b"authorization"], fields[b"x-api-key"])
     error = refused(access, holder, context.keys, context.listening)
-    if error is not None:
-        context.refusals.count(error)
-        return error_reply(error)
-    if isinstance(holder, Holder):
-        exchange_of(request).holder = holder
-    return None
+    if error is None and isinstance(holder, Holder):
+        exchange.holder = holder
+    return error
 
 
 def _no_content() -> Response:

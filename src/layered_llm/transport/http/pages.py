@@ -23,6 +23,8 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 _AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s,]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_OWN_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The most usual ones; all addresses of loopback are taken."""
 _SHOWN_CHARS: Final = 100
 
 
@@ -98,7 +100,7 @@ class PageRules:
             return False
         name = parts[1].removesuffix(".")
         return (
-            name == "localhost"
+            name in _OWN_NAMES
             or name.endswith(".localhost")
             or is_loopback_address(name.removeprefix("[").removesuffix("]"))
             or name in self.allowed_hosts
