@@ -1,5 +1,6 @@
 import datetime as dt
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,41 @@ def test_a_file_that_is_no_utf8_is_named(tmp_path: Path) -> None:
     (write(tmp_path) / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UnreadableCheckpoint, match=r"chat_template\.jinja cannot be read"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "generation_config.json",
+        "config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    directory, place = write(tmp_path), tmp_path / name
+    place.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "directory":
+            place.mkdir()
+        case _:
+            place.symlink_to("/dev/zero")
+    with pytest.raises(UnreadableCheckpoint, match=r"not a regular file$"):
+        read(directory)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json", "config.json"]
+)
+def test_a_file_that_is_nested_too_deeply_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    directory = write(tmp_path)
+    (directory / name).write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(UnreadableCheckpoint, match=r"nested too deeply: at most \d+ levels are read$"):
+        read(directory)

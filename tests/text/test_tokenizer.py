@@ -101,6 +101,63 @@ def test_an_unreadable_file_is_refused(text: str) -> None:
         Tokenizer.from_json(text)
 
 
+def nested(levels: int) -> str:
+    return '{"version": ' + "[" * levels + "]" * levels + "}"
+
+
+@pytest.mark.parametrize("text", [nested(100), nested(100_000), "\ud800", '{"version": "\\ud800"}', "[" * 100_000])
+def test_a_file_that_is_nested_too_deeply_or_spells_half_a_character_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedTokenizer, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_json(text)
+
+
+def test_what_the_library_quotes_of_a_file_is_cut_to_a_line() -> None:
+    spec = json.loads(byte_level_pipeline().to_str()) | {"added_tokens": "x\n" * 10_000}
+    with pytest.raises(UnsupportedTokenizer) as caught:
+        Tokenizer.from_json(json.dumps(spec))
+    assert (True, 1) == (len(str(caught.value)) < 400, len(str(caught.value).splitlines()))
+
+
+def test_a_file_at_which_the_library_panics_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = json.loads(byte_level_pipeline().to_str())
+    spec["model"]["continuing_subword_prefix"] = "prefix"
+    with pytest.raises(UnsupportedTokenizer, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_json(json.dumps(spec))
+    assert "panicked" in capfd.readouterr().err
+
+
+def test_a_text_at_which_the_library_panics_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = json.loads(byte_level_pipeline().to_str())
+    spec["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "nobody", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    }
+    with pytest.raises(CannotEncode, match="the tokenizer"):
+        Tokenizer.from_json(json.dumps(spec)).encode("a", add_special_tokens=True)
+    capfd.readouterr()
+
+
+def test_an_id_that_no_message_can_carry_is_refused() -> None:
+    spec = json.loads(byte_level_pipeline().to_str())
+    spec["model"]["vocab"]["far"] = 2**32 - 1
+    with pytest.raises(UnsupportedTokenizer, match="has the id 4294967295"):
+        Tokenizer.from_json(json.dumps(spec))
+
+
+def test_a_decoder_without_type_is_refused() -> None:
+    spec = json.loads(byte_level_pipeline().to_str()) | {"decoder": {"pattern": {"String": "a"}, "content": "b"}}
+    with pytest.raises(UnsupportedTokenizer):
+        Tokenizer.from_json(json.dumps(spec))
+
+
+def test_both_ids_of_a_spelling_that_a_list_has_twice_are_tokens() -> None:
+    pipeline = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("<unk>", -3.0)], unk_id=0))
+    tokenizer = wrap(pipeline)
+    assert (True, ()) == (tokenizer.has(0) and tokenizer.has(2), tokenizer.gaps)
+
+
 def test_threads_may_encode_at_the_same_time() -> None:
     tokenizer = byte_level()
     texts = [f"hello world {number} the end" for number in range(200)]

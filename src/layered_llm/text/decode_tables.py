@@ -16,6 +16,7 @@ import attrs
 
 Stage = Callable[[str], str]
 
+_SHOWN: Final = 200
 _FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -88,12 +89,14 @@ def build_table(decoder: Mapping[str, Any] | None, tokens: Mapping[int, str]) ->
     kinds = [stage["type"] for stage in stages]
     if "ByteLevel" in kinds:
         if kinds[0] != "ByteLevel" or any(kind != "Fuse" for kind in kinds[1:]):
-            raise UnsupportedTokenizer(f"decoder stages {kinds} are not supported: ByteLevel must stand alone")
+            raise UnsupportedTokenizer(f"decoder stages {str(kinds)[:_SHOWN]} are not supported: ByteLevel must stand alone")
         return _byte_table(tokens)
     return _piece_table(stages, tokens)
 
 
 def _flatten(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    if "type" not in decoder:
+        raise UnsupportedTokenizer(f"decoder stage {str(dict(decoder))[:_SHOWN]} has no type")
     if decoder["type"] != "Sequence":
         yield decoder
         return
@@ -165,13 +168,13 @@ def _stage(stage: Mapping[str, Any], *, first: bool) -> Stage:
             gap = "" if first and stage.get("prepend_scheme", "always") != "never" else " "
             return lambda text: text.replace(mark, gap)
         case _:
-            raise UnsupportedTokenizer(f"decoder stage {dict(stage)} is not supported")
+            raise UnsupportedTokenizer(f"decoder stage {str(dict(stage))[:_SHOWN]} is not supported")
 
 
 def _fused_strip(stage: Mapping[str, Any]) -> tuple[str, int]:
     if stage["type"] == "Strip" and stage["stop"] == 0:
         return stage["content"], stage["start"]
-    raise UnsupportedTokenizer(f"decoder stage {dict(stage)} behind Fuse is not supported")
+    raise UnsupportedTokenizer(f"decoder stage {str(dict(stage))[:_SHOWN]} behind Fuse is not supported")
 
 
 def strip_leading(text: str, char: str, most: int) -> str:

@@ -20,6 +20,7 @@ from layered_llm.text.prompt_bound import PromptBound, prompt_bound
 
 CACHED_WORDS: Final = 1024
 _MOST_ID: Final = (1 << 31) - 1
+_SHOWN: Final = 300
 _PANIC: Final = "PanicException"
 """Where the library's Rust code fails: no Exception, and of a class that cannot be imported."""
 
@@ -40,6 +41,9 @@ class Tokenizer:
         _bound_cache(pipeline)
         added = pipeline.get_added_tokens_decoder()
         tokens = {token: text for text, token in pipeline.get_vocab(with_added_tokens=False).items()}
+        if isinstance(pipeline.model, tokenizers.models.Unigram):  # a list: two places in it may have the same spelling
+            places = range(pipeline.get_vocab_size(with_added_tokens=False))
+            tokens |= {token: pipeline.id_to_token(token) or "" for token in places if token not in tokens}
         tokens |= {token: entry.content for token, entry in added.items()}
         self._pipeline = pipeline
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
@@ -86,11 +90,11 @@ class Tokenizer:
             surrogate = f"U+{ord(text[error.start]):04X}"
             raise CannotEncode(f"it holds {surrogate}, half of a surrogate pair, at character {error.start}") from error
         except Exception as error:  # plain Exception is what the library raises, as for a model without unknown token
-            raise CannotEncode(f"the tokenizer refuses it: {error}") from error
+            raise CannotEncode(f"the tokenizer refuses it: {_line(error)}") from error
         except BaseException as error:
             if type(error).__name__ != _PANIC:
                 raise
-            raise CannotEncode(f"the tokenizer fails: {error}") from error
+            raise CannotEncode(f"the tokenizer fails: {_line(error)}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The library's decoding of a whole sequence; ids out of the vocabulary give nothing.
@@ -132,11 +136,16 @@ def _read_pipeline(text: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises plain Exception for whatever it finds wrong
-        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {error}") from error
+        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != _PANIC:
             raise
-        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {error}") from error
+        raise UnsupportedTokenizer(f"tokenizer.json cannot be read: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    """The library quotes the file, whatever is in it."""
+    return " ".join(str(error).split())[:_SHOWN]
 
 
 def _refuse_changed_texts(config: Mapping[str, Any], pipeline: tokenizers.Tokenizer) -> None:
