@@ -37,6 +37,7 @@ MAX_TOLD_CHARS: Final = 1 << 23
 """Of a text; as UTF-8 half of what a message may have."""
 _CHARS_PER_SPELLING: Final = 4
 _CHARS_PER_TOKEN: Final = 4
+_TOLD_CHARS_PER_CHAR: Final = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +82,7 @@ class Answering:
             case Detokenize(token_ids=token_ids):
                 return rows("i", token_ids) * _CHARS_PER_TOKEN
             case DescribeTokenizer():
-                return 0
+                return len(self._files.config) // _TOLD_CHARS_PER_CHAR
             case _:
                 assert_never(self._question)
 
@@ -99,7 +100,7 @@ class Answering:
 
     def _tokenized(self, question: Tokenize) -> Tokenized | Rejected:
         prompt = question.prompt
-        chars = prompt_chars(prompt)
+        chars = prompt_chars(prompt, self._rendered)
         if chars > MAX_ASKED_CHARS:
             message = f"The prompt has {chars} characters; at most {MAX_ASKED_CHARS} are turned into tokens."
             return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))

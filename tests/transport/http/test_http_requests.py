@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import unpack_i32
-from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.messages.prompts import MAX_TURNS, ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.requests import (
@@ -454,6 +454,21 @@ def test_the_chat_route_takes_a_plain_prompt() -> None:
 
     assert isinstance(parsed, ChatRequest)
     assert parsed.prompt == Prompt.of_text("once")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": ""}] * (MAX_TURNS + 1),
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * (MAX_TURNS + 1)}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * (MAX_TURNS // 2)}] * 2,
+    ],
+    ids=["messages", "calls", "together"],
+)
+def test_more_turns_than_a_conversation_may_have_are_refused(messages: object) -> None:
+    error = chat_error(messages=messages)
+    assert "messages" == (error.param or "").partition("[")[0]
+    assert f"at most {MAX_TURNS} are allowed" in error.message
 
 
 def test_messages_and_prompt_together_are_ambiguous() -> None:

@@ -13,6 +13,8 @@ from layered_llm.domain.errors import ParameterError
 
 WHOLE_CONTEXT: Final = -1
 """For `Prompt.keep_last_tokens`: as many as leave room for the output."""
+MAX_TURNS: Final = 8192
+"""Of a conversation, calls of tools counted as turns: each costs some 5 µs on its way, however empty it is."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +63,7 @@ NEXT_TURN: Final = Rendering()
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """Exactly one of the first three is set; build it with the class methods.
+    """Exactly one of the first three is set; build it with the class methods. Raises ParameterError for too many turns.
 
     One class and not a union, since the codec can decode a closed set of classes by tag, but no union inside of a message.
     """
@@ -86,6 +88,10 @@ class Prompt:
             raise ValueError("a prompt is exactly one of chat, text and token_ids")
         if self.keep_last_tokens is not None and self.keep_last_tokens < 1 and self.keep_last_tokens != WHOLE_CONTEXT:
             raise ValueError("keep_last_tokens is WHOLE_CONTEXT or at least 1")
+        turns = sum(1 + len(message.tool_calls) for message in self.chat or ())
+        if turns > MAX_TURNS:
+            message = f"messages holds {turns} messages and calls of tools together, at most {MAX_TURNS} are allowed"
+            raise ParameterError("messages", message)
 
     @classmethod
     def of_chat(cls, messages: Sequence[ChatMessage], rendering: Rendering = NEXT_TURN) -> "Prompt":

@@ -8,7 +8,7 @@ A template sees strings only: a list of text parts is joined by line breaks, as 
 from typing import Final
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
+from layered_llm.domain.messages.prompts import MAX_TURNS, ChatMessage, ToolCall
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.fields import Json
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
@@ -67,7 +67,12 @@ _TURN_OF_THE_ASSISTANT: Final[Json] = {
         **_UNSUPPORTED,
     },
 }
-MESSAGES_SCHEMA: Final[Json] = {"type": "array", "minItems": 1, "items": {"anyOf": [_TURN, _TURN_OF_THE_ASSISTANT]}}
+MESSAGES_SCHEMA: Final[Json] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_TURNS,
+    "items": {"anyOf": [_TURN, _TURN_OF_THE_ASSISTANT]},
+}
 
 
 def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
@@ -76,6 +81,7 @@ def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
         raise read.wrong_type(param, "a list", value)
     if not value:
         raise ParameterError(param, f"{param} must not be empty")
+    read.at_most(param, value, MAX_TURNS)
     return tuple(_message(f"{param}[{place}]", item) for place, item in enumerate(value))
 
 
@@ -110,6 +116,7 @@ def _tool_calls(param: str, value: object, role: str) -> tuple[ToolCall, ...]:
         raise read.wrong_type(param, "a list", value)
     if role != _ASSISTANT:
         raise ParameterError(param, f"{param} is for the role assistant, not for {role}")
+    read.at_most(param, value, MAX_TURNS)
     return tuple(_tool_call(f"{param}[{place}]", call) for place, call in enumerate(value))
 
 
