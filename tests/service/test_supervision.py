@@ -341,3 +341,36 @@ def test_what_our_own_processes_say_is_heard(supervision: Supervision) -> None:
 def test_what_is_no_number_of_a_process_is_no_message(pid: int) -> None:
     with pytest.raises(ValueError, match="is no number of a process"):
         ApiHello(api=API, pid=pid)
+
+
+def test_a_stalled_process_is_told_of_until_it_goes_on(supervision: Supervision) -> None:
+    hello(supervision)
+    make_ready(supervision)
+
+    (stalled,), again, (back,) = (supervision.stalled(peers) for peers in (["runtime-0"], ["runtime-0"], []))
+
+    first, last = only_status((stalled,)), only_status((back,))
+    assert (EnginePhase.READY, ("runtime-0",), TEXTS) == (first.phase, first.stalled, first.text_addresses)
+    assert "runtime-0: stopped" in first.trouble
+    assert ((), (), "") == (again, last.stalled, last.trouble)
+
+
+def test_a_stopped_runtime_is_among_the_silent_although_the_scheduler_speaks_for_it(supervision: Supervision) -> None:
+    hello(supervision)
+    make_ready(supervision)
+    supervision.stalled(["runtime-0"])
+    supervision.query_state(api_peer_name(API), StateQuery(query=77), 0.0)
+    supervision.report(report(1, Role.RUNTIME, 0))
+
+    ((_peer, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
+
+    assert isinstance(state, EngineState)
+    assert "runtime-0" in state.silent
+
+
+def test_a_generation_that_died_is_not_stalled(supervision: Supervision) -> None:
+    hello(supervision)
+    make_ready(supervision)
+    supervision.stalled(["runtime-0"])
+
+    assert () == only_status(supervision.generation_died("over", 0.0)).stalled

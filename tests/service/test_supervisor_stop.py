@@ -31,6 +31,9 @@ def addresses(generation: int) -> LinkAddresses:
 class DeafLauncher:
     """Stands for processes that stay until they are ended."""
 
+    def stopped(self) -> tuple[str, ...]:
+        return ()
+
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
         await trio.sleep_forever()
         raise AssertionError

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import attrs
 from hypothesis import strategies as st
 
-from layered_llm.domain.columns import pack_f32, pack_i32
-from layered_llm.domain.finish import AbortReason
+from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32
+from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import StepId
 from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
@@ -221,6 +221,7 @@ def tokens_emitted(draw: st.DrawFn) -> text_scheduler.TokensEmitted:
 @st.composite
 def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
     token_ids = draw(column("i"))
+    failed = draw(st.lists(counts, max_size=2))
     return scheduler_runtime.StepCompleted(
         step=StepId(draw(ids)),
         token_ids=token_ids,
@@ -228,6 +229,8 @@ def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
         open_slots=draw(counts),
         logprobs=draw(logprobs(len(token_ids) // 4)),
         prompt_logprobs=draw(prompt_logprobs(draw(st.integers(0, 2)))),
+        failed_rows=pack_i32(failed),
+        failures=pack_i8([FinishReason.ERROR] * len(failed)),
     )
 
 
@@ -276,7 +279,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     supervision.ProcessReady: st.builds(
         supervision.ProcessReady, role=roles, index=counts, limits=st.one_of(st.none(), engine_limits)
     ),
-    supervision.ApiHello: st.builds(supervision.ApiHello, api=ids, pid=counts),
+    supervision.ApiHello: st.builds(supervision.ApiHello, api=ids, pid=st.integers(1, supervision.PID_LIMIT - 1)),
     supervision.ApiGoodbye: st.builds(supervision.ApiGoodbye, api=ids),
     supervision.EngineStatus: st.builds(
         supervision.EngineStatus,
@@ -286,6 +289,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
         detail=texts,
         text_addresses=st.lists(texts, max_size=3).map(tuple),
         limits=st.one_of(st.none(), engine_limits),
+        stalled=st.lists(texts, max_size=3).map(tuple),
     ),
     supervision.Heartbeat: st.builds(supervision.Heartbeat, role=roles, index=counts),
     supervision.EngineSized: st.builds(supervision.EngineSized, limits=engine_limits),

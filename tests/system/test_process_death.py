@@ -192,3 +192,22 @@ def test_a_server_that_is_the_first_process_of_a_container_buries_what_its_super
             eventually(lambda: not [pid for pid in orphans if Path(f"/proc/{pid}").exists()])  # noqa: B023 - is called here
             server.wait_ready()
             assert (200, "abcab") == answer(server)
+
+
+@pytest.mark.parametrize("role", ENGINE_ROLES)
+def test_a_stopped_process_shows_in_health_and_debug_state_until_it_goes_on(role: str, model: Path) -> None:
+    with python_server(scripted(model, **SETTINGS)) as server:
+        victim = server.process_of(role)
+        victim.send(signal.SIGSTOP)
+        try:
+            eventually(lambda: server.health() == 503)
+            said, silent = server.get("/health").json(), server.state()["silent"]
+        finally:
+            victim.send(signal.SIGCONT)
+        eventually(lambda: server.health() == 200)
+
+        assert "stalled" == said["phase"]
+        assert role in said["detail"]
+        assert role in {name.partition("-")[0] for name in silent}
+        assert victim.pid == server.process_of(role).pid
+        assert (200, "abcab") == answer(server)

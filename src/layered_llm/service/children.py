@@ -12,7 +12,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -94,11 +94,17 @@ class _Words:
         return self._line.decode(errors="replace").strip()
 
 
-async def run_child(name: str, command: Sequence[str], environment: Mapping[str, str]) -> ChildExit:
-    """Runs a child to its end. When cancelled, the child's input is closed, and the child killed if it stays."""
+async def run_child(
+    name: str, command: Sequence[str], environment: Mapping[str, str], on_start: Callable[[int], None] = lambda _pid: None
+) -> ChildExit:
+    """Runs a child, of whose pid `on_start` hears, to its end.
+
+    When cancelled, the child's input is closed, and the child killed if it stays.
+    """
     process = await trio.lowlevel.open_process(
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), start_new_session=True
     )
+    on_start(process.pid)
     words, drained = _Words(), trio.Event()
     try:
         async with trio.open_nursery() as nursery:

@@ -227,6 +227,9 @@ class TaskLauncher:
             reason = "; ".join(str(error) for error in leaves(group))
         return reason
 
+    def stopped(self) -> tuple[str, ...]:
+        return ()  # whoever stops one of them stops the program
+
     async def _work(self, role: Role, index: int, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
         match role:
             case Role.TEXT:

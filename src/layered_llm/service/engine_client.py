@@ -120,6 +120,7 @@ class EngineClient:
             phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the supervisor"
         )
         self._status_changed = trio.Event()
+        self._is_supervisor_stalled = False
 
     @property
     def api(self) -> ApiId:
@@ -130,12 +131,14 @@ class EngineClient:
         return self._pid
 
     def status(self) -> EngineStatus:
-        return self._status
+        if not self._is_supervisor_stalled:
+            return self._status
+        return attrs.evolve(self._status, stalled=(*self._status.stalled, Role.SUPERVISOR.value))
 
     async def status_change(self) -> EngineStatus:
         """Waits for the next change of the status."""
         await self._status_changed.wait()
-        return self._status
+        return self.status()
 
     def open(
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
@@ -285,6 +288,15 @@ class EngineClient:
         self._texts, self._status = texts, status
         for record in self._requests.lose(text.text for text in gone) if gone else ():
             self._leave(self._streams[record.request], None)
+        self._tell_status()
+
+    def on_supervisor_stall(self, *, is_stalled: bool) -> None:
+        """The supervisor has been silent for too long, or speaks again."""
+        if is_stalled != self._is_supervisor_stalled:
+            self._is_supervisor_stalled = is_stalled
+            self._tell_status()
+
+    def _tell_status(self) -> None:
         changed, self._status_changed = self._status_changed, trio.Event()
         changed.set()
 

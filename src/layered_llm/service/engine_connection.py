@@ -21,8 +21,10 @@ from layered_llm.domain.messages.supervision import (
     EngineState,
     EngineStatus,
     FindRequest,
+    Heartbeat,
     RequestFound,
     RequestsAborted,
+    Role,
     StateQuery,
     Stop,
     SupervisorToApi,
@@ -31,7 +33,8 @@ from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, 
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
-from layered_llm.service.supervision import api_peer_name
+from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, STALL_S, api_peer_name
+from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import MessageLink
 
@@ -60,6 +63,8 @@ class EngineConnection:
     _generation: "_Generation | None" = None
     _heard: trio.Event = attrs.field(factory=trio.Event)
     _released: trio.Event = attrs.field(factory=trio.Event)
+    _heard_s: float = 0.0
+    """When the supervisor said its last word."""
     _supervisor_pid: int = 0
     _is_unanswered: bool = False
 
@@ -87,6 +92,7 @@ class EngineConnection:
             nursery.start_soon(self._to_supervisor.run, self._link)
             nursery.start_soon(self._obey, nursery)
             nursery.start_soon(self._end_with_supervisor, nursery.cancel_scope)
+            nursery.start_soon(self._watch_supervisor)
             self._to_supervisor.emit(ApiHello(api=self._client.api, pid=self._client.pid))
             self._client.on_supervisor(self._to_supervisor)
             try:
@@ -94,6 +100,7 @@ class EngineConnection:
                 await self._say_goodbye()
             finally:
                 self._client.on_supervisor(None)
+                self._client.on_supervisor_stall(is_stalled=False)
                 self._client.on_status(_LEFT if leave.is_set() else _LOST, ())
             nursery.cancel_scope.cancel(reason="left the engine")
 
@@ -103,10 +110,22 @@ class EngineConnection:
         self._is_unanswered = False
         scope.cancel(reason="the supervisor is gone")
 
+    async def _watch_supervisor(self) -> None:
+        """One that is stopped or hangs says nothing of it: its silence does."""
+        await self._heard.wait()
+        liveness = Liveness(HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=STALL_S), now=trio.current_time())
+        while True:
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+            liveness.seen(Role.SUPERVISOR, self._heard_s)
+            self._client.on_supervisor_stall(is_stalled=bool(liveness.silent(trio.current_time())))
+
     async def _obey(self, nursery: trio.Nursery) -> None:
         while True:
             for order in await self._link.receive():
+                self._heard_s = trio.current_time()
                 match order:
+                    case Heartbeat():
+                        pass
                     case EngineStatus():
                         self._follow(order, nursery)
                     case StateQuery(query=query):

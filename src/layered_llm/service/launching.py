@@ -3,6 +3,7 @@
 Must not know: when a process is wanted, what follows from its end.
 """
 
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -11,6 +12,7 @@ from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.children import python_module, run_child
 from layered_llm.service.engine_process import EngineArguments
+from layered_llm.service.process_watch import is_stopped
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import child_environment
 from layered_llm.service.supervision import peer_name
@@ -22,16 +24,28 @@ class Launcher(Protocol):
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
         """Runs one until it ends by itself, and says how it ended. Cancelling ends it."""
 
+    def stopped(self) -> tuple[str, ...]:
+        """Names of those that something from outside has stopped, and may let go on."""
+
 
 @attrs.frozen
 class ProcessLauncher:
     """Engine processes as `ps` shows them."""
 
     _directory: RunDirectory
+    _pids: dict[str, int] = attrs.field(init=False, factory=dict)
+    """Of those that run."""
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
         arguments = EngineArguments.command_line(
             run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.path
         )
         command = python_module(f"layered_llm.service.{role}", *arguments)
-        return str(await run_child(peer_name(role, index), command, child_environment()))
+        name = peer_name(role, index)
+        try:
+            return str(await run_child(name, command, child_environment(), partial(self._pids.__setitem__, name)))
+        finally:
+            self._pids.pop(name, None)
+
+    def stopped(self) -> tuple[str, ...]:
+        return tuple(name for name, pid in self._pids.items() if is_stopped(pid))

@@ -16,6 +16,7 @@ import trio
 _START_TIME_FIELD: Final = 22
 """proc_pid_stat(5) counts fields from 1: pid, then the command in parentheses, then the rest."""
 _FIRST_FIELD_AFTER_COMMAND: Final = 3
+_STOPPED_STATES: Final = ("T", "t")
 _STDIN: Final = 0
 _INIT_PID: Final = 1
 _PR_GET_CHILD_SUBREAPER: Final = 37
@@ -32,13 +33,25 @@ def process_start_time(pid: int) -> int:
 
     Raises ProcessLookupError when there is no such process.
     """
+    return int(_fields(pid)[_START_TIME_FIELD - _FIRST_FIELD_AFTER_COMMAND])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process, however busy it was; not for one that is gone."""
+    try:
+        return _fields(pid)[0] in _STOPPED_STATES
+    except ProcessLookupError:
+        return False
+
+
+def _fields(pid: int) -> list[str]:
+    """What stands behind the command, from the process's state on. Raises ProcessLookupError."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise ProcessLookupError(f"no process {pid}") from None
     # The command may itself contain spaces and parentheses.
-    fields = stat[stat.rindex(")") + 1 :].split()
-    return int(fields[_START_TIME_FIELD - _FIRST_FIELD_AFTER_COMMAND])
+    return stat[stat.rindex(")") + 1 :].split()
 
 
 async def wait_process_exit(pid: int, *, start_time: int | None = None) -> None:

@@ -43,6 +43,8 @@ from layered_llm.transport.ports import Garbled
 
 STATE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
+STALL_S: Final = 10.0
+"""A process that says nothing for so long is told of as stalled: `/health` is 503 until it speaks again."""
 SILENCE_S: Final = 30.0
 """A process that says nothing for so long hangs, and is treated as dead."""
 MAX_RESTARTS: Final = 3
@@ -86,6 +88,7 @@ class Supervision:
     _aborts: AbortRouting = attrs.field(factory=AbortRouting)
     _restarts_s: list[float] = attrs.field(factory=list)
     _dropped: int = 0
+    _stalled: tuple[str, ...] = ()
 
     def hears(self, peer: str, message: ApiToSupervisor | EngineToSupervisor | Garbled) -> bool:
         """Whether `peer` is who it says, and says what it may; anything else on the sockets is counted, and to be dropped.
@@ -146,6 +149,18 @@ class Supervision:
         self._expected, self._texts_to_size = set(self._engine), set(texts)
         why = f" again: {self._detail}" if self._phase is EnginePhase.RESTARTING else ""
         return self._move(self._phase, f"loading the model{why}")
+
+    def stalled(self, peers: Iterable[str]) -> tuple[Outgoing, ...]:
+        """These processes are stopped or do not answer, and no others are; told when it changes."""
+        stalled = tuple(sorted(set(peers)))
+        if stalled == self._stalled:
+            return ()
+        self._stalled = stalled
+        return self._move(self._phase, self._detail)
+
+    def beat(self) -> tuple[Outgoing, ...]:
+        """A sign of life for every API process."""
+        return tuple((peer, Heartbeat(role=Role.SUPERVISOR, index=0)) for peer in self._apis)
 
     def process_ready(self, ready: ProcessReady) -> tuple[Outgoing, ...]:
         """One more engine process can work; with the last one the engine is READY."""
@@ -258,7 +273,7 @@ class Supervision:
 
     def _answer(self, number: int) -> tuple[Outgoing, ...]:
         query = self._queries.pop(number)
-        silent = tuple(sorted(query.missing))
+        silent = tuple(sorted(query.missing | set(self._stalled)))
         reports = (*query.reports, self._own_report(number))
         return ((query.asker, EngineState(query=query.asker_query, reports=reports, silent=silent)),)
 
@@ -281,7 +296,7 @@ class Supervision:
     def _forget_engine(self) -> tuple[Outgoing, ...]:
         """The dead give no report; who asked for it hears so at once, since `silent` names those that are still missing."""
         waiting = [number for number, query in self._queries.items() if query.missing & set(self._engine)]
-        self._engine, self._expected = (), set()
+        self._engine, self._expected, self._stalled = (), set(), ()
         return tuple(outgoing for number in waiting for outgoing in self._answer(number))
 
     def _move(self, phase: EnginePhase, detail: str) -> tuple[Outgoing, ...]:
@@ -297,6 +312,7 @@ class Supervision:
             detail=self._detail,
             text_addresses=self._text_addresses if is_ready else (),
             limits=self._limits if is_ready else None,
+            stalled=self._stalled,
         )
 
 

@@ -49,6 +49,7 @@ from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import (
     HEARTBEAT_INTERVAL_S,
     SILENCE_S,
+    STALL_S,
     Outgoing,
     Supervision,
 )
@@ -93,6 +94,7 @@ class Supervisor:
             nursery.start_soon(self._serve_apis, nursery)
             nursery.start_soon(self._stop_with_owner)
             nursery.start_soon(self._expire_queries)
+            nursery.start_soon(self._beat)
             nursery.start_soon(self._run_engine)
             await self._stop.wait()
             can_hear = self._supervision.phase is EnginePhase.READY
@@ -194,7 +196,7 @@ class Supervisor:
         timing = HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=SILENCE_S)
         liveness = Liveness(timing, now=trio.current_time())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch_silence, liveness, ended)
+            nursery.start_soon(self._watch_silence, liveness, ended)
             while True:
                 for peer, message in await link.receive():
                     if not self._supervision.hears(peer, message):
@@ -212,6 +214,19 @@ class Supervisor:
                             raise InvariantViolated("what is no message is not heard")
                         case _:
                             assert_never(message)
+
+    async def _watch_silence(self, liveness: Liveness, ended: trio.MemorySendChannel[str]) -> None:
+        while True:
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+            now_s = trio.current_time()
+            for peer in liveness.silent(now_s):
+                await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
+            self._send(self._supervision.stalled((*self._launcher.stopped(), *liveness.quiet(now_s, STALL_S))))
+
+    async def _beat(self) -> None:
+        while True:
+            self._send(self._supervision.beat())
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
 
     def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
         for peer, message in outgoing:
@@ -231,13 +246,6 @@ class Supervisor:
 def _log_dropped(peer: str, message: object) -> None:
     what = f"what is no message: {message.reason}" if isinstance(message, Garbled) else f"a {type(message).__name__}"
     logger.warning("%s, which may not say that, sent %s", peer, what)
-
-
-async def _watch_silence(liveness: Liveness, ended: trio.MemorySendChannel[str]) -> None:
-    while True:
-        await trio.sleep(HEARTBEAT_INTERVAL_S)
-        for peer in liveness.silent(trio.current_time()):
-            await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
 
 
 async def find_checkpoint(settings: Settings) -> Checkpoint:

@@ -35,6 +35,7 @@ async def tell_phases(client: EngineClient, drain: Drain) -> None:
     while not drain.is_active:
         status = client.status()
         line = "ready" if status.phase is EnginePhase.READY else f"{status.phase}: {status.detail}"
+        line = f"stalled: {status.trouble}" if status.stalled else line
         if line != told:
             say(line)
             told = line

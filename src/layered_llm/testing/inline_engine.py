@@ -251,6 +251,9 @@ class InlineLauncher:
                 assert_never(role)
         return f"{role} left"
 
+    def stopped(self) -> tuple[str, ...]:
+        return ()
+
     async def _prepare_long(self, work: Work) -> Outcome:
         await trio.sleep(self._options.prepare_long_s)
         return work.run()

@@ -99,6 +99,7 @@ API_TO_SUPERVISOR: Final = TagTable[supervision.ApiToSupervisor](
 SUPERVISOR_TO_API: Final = TagTable[supervision.SupervisorToApi](
     {
         b"s": supervision.EngineStatus,
+        b"b": supervision.Heartbeat,
         b"q": supervision.StateQuery,
         b"e": supervision.EngineState,
         b"n": supervision.AbortByName,

@@ -53,6 +53,10 @@ class Liveness:
         self._forgive(now)
         return tuple(peer for peer, heard in self._last_heard.items() if now - heard > self._timing.timeout_s)
 
+    def quiet(self, now: float, longer_than_s: float) -> tuple[str, ...]:
+        """Peers not heard of for longer than this, which is less than the timeout. Ask right behind `silent`."""
+        return tuple(peer for peer, heard in self._last_heard.items() if now - heard > longer_than_s)
+
     def _forgive(self, now: float) -> None:
         stopped_s = now - self._last_checked - 2 * self._timing.interval_s
         self._last_checked = now

@@ -79,13 +79,21 @@ class EngineStatus:
     """One line for people: what is going on, or what went wrong and how to mend it."""
     text_addresses: tuple[str, ...] = ()
     limits: EngineLimits | None = None
+    stalled: tuple[str, ...] = ()
+    """Processes that are stopped or do not answer, and may go on; requests are taken, but may wait."""
+
+    @property
+    def trouble(self) -> str:
+        """One line for people about what is `stalled`; empty where nothing is."""
+        return f"{', '.join(self.stalled)}: stopped, or without an answer for some seconds" if self.stalled else ""
 
 
 @attrs.frozen(kw_only=True)
 class Heartbeat:
-    """Sent by each text worker and the scheduler at a fixed interval and answered by nobody: the silence is the signal.
+    """Sent by each text worker, the scheduler and the supervisor at a fixed interval and answered by nobody: the silence is the
+    signal.
 
-    The runtime has no event loop to send it: its life shows in the exit of its process and in the scheduler's step deadline.
+    The runtime has no event loop to send it: its life shows in the state of its process and in the scheduler's step deadline.
     An API process is watched by its pid alone.
     """
 
@@ -160,7 +168,7 @@ class EngineState:
     query: int
     reports: tuple[StateReport, ...]
     silent: tuple[str, ...]
-    """Names of processes that did not answer in time."""
+    """Names of processes that did not answer in time, or that are stopped."""
 
 
 @attrs.frozen(kw_only=True)
@@ -220,6 +228,8 @@ class RequestFound:
 
 
 ApiToSupervisor = ApiHello | ApiGoodbye | StateQuery | StateReport | AbortByName | RequestsAborted | FindRequest | RequestFound
-SupervisorToApi = EngineStatus | StateQuery | EngineState | AbortByName | RequestsAborted | FindRequest | RequestFound | Stop
+SupervisorToApi = (
+    EngineStatus | Heartbeat | StateQuery | EngineState | AbortByName | RequestsAborted | FindRequest | RequestFound | Stop
+)
 EngineToSupervisor = ProcessReady | Heartbeat | StateReport
 SupervisorToEngine = EngineSized | ApiDied | StateQuery | Stop

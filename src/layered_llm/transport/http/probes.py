@@ -16,16 +16,17 @@ from layered_llm.transport.http.replies import error_reply, json_reply
 
 
 async def health(context: HttpContext) -> Response:
-    """200 while requests are taken, else 503 with the phase and what is going on."""
+    """200 while requests are taken and worked at, else 503 with the phase and what is going on."""
     status = context.engine.status()
+    phase, detail = status.phase.value, status.trouble or status.detail
     if context.drain.is_active:
-        phase, detail = EnginePhase.STOPPING, "The server is shutting down."
+        phase, detail = EnginePhase.STOPPING.value, "The server is shutting down."
     elif status.phase is EnginePhase.READY:
-        return json_reply({"status": "ok"})
-    else:
-        phase, detail = status.phase, status.detail
+        if not status.stalled:
+            return json_reply({"status": "ok"})
+        phase = "stalled"
     return json_reply(
-        {"status": "unavailable", "phase": phase.value, "detail": detail},
+        {"status": "unavailable", "phase": phase, "detail": detail},
         HTTPStatus.SERVICE_UNAVAILABLE,
         {"Retry-After": str(context.settings.retry_after_s)},
     )
