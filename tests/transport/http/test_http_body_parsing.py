@@ -19,6 +19,8 @@ from layered_llm.transport.http.native.generate_body import parse_generate
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.fields import (
     MAX_JSON_TEXT_CHARS,
+    MAX_LONG_INTEGERS,
+    MAX_MEMBERS,
     MAX_VALUES,
     MalformedBody,
     decode_object,
@@ -123,6 +125,27 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(item: b
 
     with pytest.raises(MalformedBody, match=complaint):
         decode_object(body)
+
+
+def test_a_body_of_too_many_names_is_refused_before_it_is_decoded() -> None:
+    body = b'{"prompt": "x"' + b',"a":1' * (MAX_MEMBERS + 1) + b"}"
+
+    with pytest.raises(MalformedBody, match="named members"):
+        decode_object(body)
+
+
+def test_few_numbers_of_a_body_may_have_hundreds_of_digits() -> None:
+    def numbers(count: int) -> bytes:
+        return b'{"prompt": [' + b",".join([b"9" * 4000] * count) + b"]}"
+
+    assert [int("9" * 4000)] * MAX_LONG_INTEGERS == decode_object(numbers(MAX_LONG_INTEGERS))["prompt"]
+    with pytest.raises(MalformedBody, match="digits"):
+        decode_object(numbers(MAX_LONG_INTEGERS + 1))
+
+
+def test_a_long_text_of_colons_or_commas_alone_is_no_names() -> None:
+    for text in ("12:34:56 " * MAX_MEMBERS, "one, two, " * MAX_MEMBERS):
+        assert {"prompt": text} == decode_object(json.dumps({"prompt": text}).encode())
 
 
 @pytest.mark.parametrize(("item", "complaint"), [("[],", "lists and objects"), ("1,", "values")])

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, NoReturn
 
+import attrs
+
 from layered_llm.domain.errors import ParameterError
 
 JsonObject = Mapping[str, Any]
@@ -29,6 +31,15 @@ MAX_CONTAINERS: Final = 100_000
 MAX_VALUES: Final = 1_000_000
 """Far above any context of any model, a token id being a value; text that is so full of commas does not fit one either."""
 
+MAX_MEMBERS: Final = 250_000
+"""More than two for each container; a name that was not there before takes the decoder ten times as long as a number."""
+
+LONG_DIGITS: Final = 400
+"""More than the largest finite number has; reading them takes time in the square of their number."""
+MAX_LONG_INTEGERS: Final = 100
+_TOKEN_ID_CHARS: Final = 12
+"""With the comma behind it."""
+
 MAX_JSON_TEXT_CHARS: Final = 1 << 20
 """Of what a template is given as an object; the text worker decodes it while its streams wait."""
 
@@ -41,7 +52,7 @@ def decode_object(body: bytes) -> JsonObject:
     """The JSON object in `body`, where numbers are finite. Raises MalformedBody."""
     _check_values("The body", body)
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+        value = _loads(body.decode("utf-8"))
     except MalformedBody:
         raise
     except UnicodeDecodeError as error:
@@ -65,7 +76,7 @@ def decode_text(param: str, text: str) -> object:
     except MalformedBody as error:
         raise ParameterError(param, str(error)) from error
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return _loads(text)
     except (ValueError, RecursionError) as error:  # MalformedBody too, and the interpreter's limit of digits
         raise ParameterError(param, f"{param} must be a JSON object as a string") from error
 
@@ -89,6 +100,29 @@ def _check_values(whole: str, encoded: bytes) -> None:
         raise MalformedBody(f"{whole} holds {opened} lists and objects, at most {MAX_CONTAINERS} are taken.")
     if separated > MAX_VALUES:
         raise MalformedBody(f"{whole} holds {separated} values, at most {MAX_VALUES} are taken.")
+    if opened + separated > MAX_MEMBERS and (named := encoded.count(b":")) > MAX_MEMBERS:
+        raise MalformedBody(f"{whole} holds {named} named members, at most {MAX_MEMBERS} are taken.")
+
+
+def _loads(text: str) -> Any:
+    # Token ids are read by the decoder itself; longer values are so few that the digits of each can be counted.
+    parse_int = _Integers() if len(text) > _TOKEN_ID_CHARS * text.count(",") else None
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=parse_int)
+
+
+@attrs.define
+class _Integers:
+    """Reads the integers of one body."""
+
+    _long_left: int = attrs.field(init=False, default=MAX_LONG_INTEGERS)
+
+    def __call__(self, digits: str) -> int:
+        if len(digits) > LONG_DIGITS:
+            self._long_left -= 1
+            if self._long_left < 0:
+                message = f"The body holds more than {MAX_LONG_INTEGERS} numbers of over {LONG_DIGITS} digits."
+                raise MalformedBody(message)
+        return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:
