@@ -50,6 +50,16 @@ def model(tmp_path: Path) -> Path:
     return write_byte_checkpoint(tmp_path)
 
 
+def test_a_template_that_never_ends_is_refused_and_the_engine_goes_on(model: Path, tmp_path: Path) -> None:
+    template = tmp_path / "endless.jinja"
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template.write_text(f"{{% if messages[0].content == 'attack' %}}{endless}{{% endif %}}{{{{ messages[0].content }}}}")
+    with LLM(model, **tiny_settings(chat_template=str(template))) as llm:
+        with pytest.raises(RequestRejected, match="takes more than 1 s of processor time"):
+            llm.chat([{"role": "user", "content": "attack"}], SHORT, progress=False)
+        assert 5 == llm.chat([{"role": "user", "content": "hello"}], SHORT, progress=False)[0].usage.prompt_tokens
+
+
 @pytest.fixture
 def llm(model: Path) -> Iterator[LLM]:
     with LLM(model, **tiny_settings()) as llm:

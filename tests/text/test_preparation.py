@@ -368,3 +368,8 @@ def test_greedy_is_temperature_zero(temperature: float) -> None:
 )
 def test_long_work_is_known_beforehand(prompt: Prompt, stop: tuple[str, ...], is_long: bool) -> None:
     assert is_long == (CoreBench.of(FILES).begin(prompt, stop=stop).cost_chars > LONG_WORK_CHARS)
+
+
+def test_an_echo_of_token_ids_is_work_too() -> None:
+    prompt = Prompt.of_token_ids([1] * LONG_WORK_CHARS)
+    assert CoreBench.of(FILES).begin(prompt, echo=True).cost_chars > LONG_WORK_CHARS

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from layered_llm.domain.columns import pack_f32, pack_i32
+from layered_llm.domain.columns import pack_f32, pack_i32, rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -33,6 +33,7 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 18
 """Of one request: a prompt of 128 Ki tokens with one beside each. An API process takes some 4 µs for each."""
 _STOP_CHAR_COST_CHARS: Final = 4
 _CHOICE_COST_CHARS: Final = 8
+_ECHO_COST_CHARS: Final = 4
 
 ValueT = TypeVar("ValueT")
 
@@ -103,7 +104,8 @@ class Preparation:
             + len(params.allowed_token_ids or ())
             + _CHOICE_COST_CHARS * (params.n - 1)
         )
-        return prompt_chars(self._message.prompt, self._rendered) + parameters
+        echoed_tokens = rows("i", self._message.prompt.token_ids or b"") if params.echo else 0
+        return prompt_chars(self._message.prompt, self._rendered) + parameters + _ECHO_COST_CHARS * echoed_tokens
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
