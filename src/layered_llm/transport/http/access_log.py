@@ -16,12 +16,12 @@ import attrs
 
 _MAX_CHARS: Final = 256
 _PLAIN: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"\\')
-"""What stands for itself in a line of text; `%` too, as paths come escaped."""
+"""What is written as it is in a line of text; `%` too, as paths come escaped."""
 
 
 @attrs.frozen(kw_only=True)
 class AccessEntry:
-    """What is told of one request."""
+    """What a line says of one request."""
 
     method: str
     path: str
@@ -64,7 +64,7 @@ class AccessLog:
 
 
 def _as_json(now: str, entry: AccessEntry) -> str:
-    told: dict[str, Any] = {
+    members: dict[str, Any] = {
         "time": now,
         "method": entry.method[:_MAX_CHARS],
         "path": entry.path[:_MAX_CHARS],
@@ -80,12 +80,12 @@ def _as_json(now: str, entry: AccessEntry) -> str:
         "request_id": entry.request_id,
         "key": entry.key or None,
     }
-    return json.dumps(told, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return json.dumps(members, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 def _as_text(now: str, entry: AccessEntry) -> str:
     times = {"queued": entry.queued_s, "first_token": entry.first_token_s, "total": entry.total_s}
-    told: dict[str, object] = {
+    members: dict[str, object] = {
         "prompt": entry.prompt_tokens,
         "completion": entry.completion_tokens,
         **{name: None if time_s is None else f"{_ms(time_s):g}ms" for name, time_s in times.items()},
@@ -97,7 +97,7 @@ def _as_text(now: str, entry: AccessEntry) -> str:
     status = "-" if entry.status is None else str(entry.status)
     words = [now, entry.method, entry.path, status if entry.is_complete else f"{status} (client gone)"]
     head = " ".join(word if word.endswith(")") else _plain(word) for word in words)
-    return " ".join([head, *(f"{name}={_plain(str(value))}" for name, value in told.items() if value is not None)])
+    return " ".join([head, *(f"{name}={_plain(str(value))}" for name, value in members.items() if value is not None)])
 
 
 def _plain(text: str) -> str:

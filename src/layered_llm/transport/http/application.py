@@ -83,7 +83,7 @@ def build_application(
         wall_clock: Unix time in seconds.
         new_hex_id: a new random hexadecimal id at each call.
         draw_seed: a fresh seed at each call, 0 … 2**63 - 1.
-        access_log: told of each request that is over.
+        access_log: given each request that is over.
         refusals: counts what is refused.
     """
     app = QuartTrio("layered_llm", static_folder=None)
@@ -161,7 +161,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
     @app.after_request
     async def finish(response: Response) -> Response:
         response.headers[REQUEST_ID_HEADER] = g.request_id
-        # An answer is one request's own, and what a server tells of itself is of the moment.
+        # An answer is one request's own, and what a server says of itself holds for the moment.
         response.headers["Cache-Control"] = "no-store"
         if context.settings.pages.allowed_origins:
             allowed = context.settings.pages.headers(

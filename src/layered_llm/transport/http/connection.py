@@ -143,7 +143,7 @@ def _network_of(client: tuple[str, int] | None) -> str:
 
 
 def _entry(scope: dict[str, Any], sent: "_SentMessages", begun_s: float, ended_s: float) -> AccessEntry:
-    """What is told of an exchange that is over."""
+    """What the log says of an exchange that is over."""
     exchange: Exchange | None = scope.get(SCOPE_KEY)  # none for a target that is no URL
     streams = exchange.streams if exchange is not None else []
     summaries = [stream.summary() for stream in streams]

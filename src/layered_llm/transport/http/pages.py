@@ -67,7 +67,7 @@ class PageRules:
         return None
 
     def headers(self, origins: Sequence[str], requested_headers: str | None, *, is_preflight: bool) -> Mapping[str, str]:
-        """What tells a browser that a page may read the answer; without a setting nothing does.
+        """The headers by which a page may read the answer; none without a setting.
 
         `requested_headers` are those of a preflight's Access-Control-Request-Headers.
         """
@@ -76,18 +76,18 @@ class PageRules:
         shared = {} if ANY in self.allowed_origins else {"Vary": "Origin"}
         if len(origins) != 1 or not self._is_allowed(origins[0]):
             return shared
-        told = {
+        granted = {
             **shared,
             "Access-Control-Allow-Origin": ANY if ANY in self.allowed_origins else origins[0],
             "Access-Control-Expose-Headers": "*",
         }
         if is_preflight:
-            told |= {
+            granted |= {
                 "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
                 "Access-Control-Allow-Headers": requested_headers or "authorization, content-type",
                 "Access-Control-Max-Age": "86400",
             }
-        return told
+        return granted
 
     def _is_allowed(self, origin: str) -> bool:
         return not self.allowed_origins.isdisjoint({ANY, origin.lower()})
