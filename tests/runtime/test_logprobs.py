@@ -23,7 +23,7 @@ LOGITS = torch.log(torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.25, 0.25, 
 
 def told(logits: torch.Tensor, params: Sequence[TokenSampling], token_ids: Sequence[int]) -> list[Pairs]:
     rows = [SampleRow(sampling=each, choice=0, output_position=0) for each in params]
-    raw = raw_logprobs(logits, rows)
+    raw = raw_logprobs(logits.numpy(), rows)
     return pairs_of(None if raw is None else raw.columns(np.array(token_ids, np.int32)))
 
 
@@ -32,7 +32,7 @@ def rounded(pairs: Pairs) -> Pairs:
 
 
 def test_nothing_is_computed_where_no_row_wants_any() -> None:
-    assert raw_logprobs(LOGITS, [SampleRow(sampling=greedy(), choice=0, output_position=0)] * 3) is None
+    assert raw_logprobs(LOGITS.numpy(), [SampleRow(sampling=greedy(), choice=0, output_position=0)] * 3) is None
 
 
 def test_each_row_gets_what_it_wants_behind_the_sampled_tokens_own() -> None:

@@ -18,7 +18,7 @@ from support.runtime_driver import greedy, sampling
 
 def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int32]:
     """Of rows none of which fails."""
-    token_ids, failed = sampler.sample_tokens(logits, rows)
+    token_ids, failed = sampler.sample_tokens(logits.numpy(), rows)
     assert [] == failed
     return token_ids
 
@@ -204,12 +204,12 @@ def test_choices_and_seeds_draw_apart() -> None:
 def test_a_row_whose_logits_are_not_finite_fails_whatever_is_done_to_them(bad: float, params: TokenSampling) -> None:
     seen = seen_tokens(params, np.array([1], np.int32), np.array([1], np.int32))
     rows = [attrs.evolve(row(params), seen=seen), row(greedy())]
-    token_ids, failed = sampler.sample_tokens(torch.tensor([[0.0, bad, 1.0], [0.0, 0.0, 1.0]]), rows)
+    token_ids, failed = sampler.sample_tokens(np.array([[0.0, bad, 1.0], [0.0, 0.0, 1.0]], np.float32), rows)
     assert ([0, 2], [0]) == (token_ids.tolist(), failed)
 
 
 def test_masking_everything_fails_the_row() -> None:
-    _, failed = sampler.sample_tokens(torch.zeros(1, 2), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
+    _, failed = sampler.sample_tokens(np.zeros((1, 2), np.float32), [row(greedy(min_tokens=1, end_ids=(0, 1)))])
     assert [0] == failed
 
 

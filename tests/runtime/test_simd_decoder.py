@@ -109,8 +109,7 @@ class InTurns(Recorder):
         if len(self.logits_seen) % 2 == 0:
             return super().sampled_logits(*arguments)
         rows: StepRows = arguments[1]
-        logits: Float32s = self.logits(self.hidden(*arguments)[rows.last_tokens]).numpy()
-        return logits
+        return self.logits(self.hidden(*arguments)[rows.last_tokens])
 
 
 def test_layers_and_head_may_be_asked_apart_in_a_run_of_decodes(llama: Path) -> None:

@@ -18,12 +18,12 @@ class Recorder:
         self._model = model
         self.logits_seen: list[torch.Tensor] = []
 
-    def hidden(self, *arguments: Any) -> torch.Tensor:
+    def hidden(self, *arguments: Any) -> Float32s:
         return self._model.hidden(*arguments)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Float32s) -> Float32s:
         logits = self._model.logits(hidden)
-        self.logits_seen.append(logits.clone())
+        self.logits_seen.append(torch.from_numpy(logits.copy()))
         return logits
 
     def sampled_logits(self, *arguments: Any) -> Float32s:

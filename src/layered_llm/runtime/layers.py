@@ -5,9 +5,6 @@ Must not know: checkpoint names, families, slots, sampling.
 A step's tokens are rows of one matrix [tokens, hidden], without padding and without a batch dimension.
 """
 
-import math
-from typing import assert_never
-
 import attrs
 import torch
 from torch.nn.functional import rms_norm, silu
@@ -15,7 +12,7 @@ from torch.nn.functional import rms_norm, silu
 from layered_llm.runtime.attention import AttentionPlan, attend
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.linear import Linear
-from layered_llm.runtime.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, RopeScaling
+from layered_llm.runtime.rotation_table import RotationTable
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,20 +44,15 @@ class Rotation:
 
 @attrs.frozen(kw_only=True, eq=False)
 class RotaryEmbedding:
-    """Rotary position embedding (Su et al., RoFormer, 2021)."""
+    """The rotation table as torch reads it."""
 
-    inverse_frequencies: torch.Tensor
-    """fp32 [head_dim / 2]."""
-
-    @classmethod
-    def build(cls, rope: RopeConfig, head_dim: int) -> "RotaryEmbedding":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies = 1.0 / rope.theta**exponents
-        return cls(inverse_frequencies=_stretched(frequencies, rope.scaling) if rope.scaling else frequencies)
+    table: RotationTable
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
-        angles = positions.to(torch.float32)[:, None, None] * self.inverse_frequencies.repeat(2)
-        return Rotation(cos=angles.cos(), sin=angles.sin())
+        """`positions` (int64 [tokens]) are at least one."""
+        tables = self.table.covering(int(positions.max()) + 1)
+        cos, sin = (torch.from_numpy(table)[positions].repeat(1, 2)[:, None] for table in tables)
+        return Rotation(cos=cos, sin=sin)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -138,23 +130,3 @@ class CausalLm:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocabulary], for the tokens that are worth it: the head is the largest matrix of a small model."""
         return self.head(self.norm(hidden))
-
-
-def _stretched(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    match scaling:
-        case Llama3Scaling():
-            return _stretched_by_wavelength(frequencies, scaling)
-        case LinearScaling(factor=factor):
-            return frequencies / factor
-        case FrequencyFactors(factors=factors):
-            return frequencies / torch.tensor(factors, dtype=torch.float32)
-        case _:
-            assert_never(scaling)
-
-
-def _stretched_by_wavelength(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Long wavelengths grow by `factor`, short ones stay, and those between are interpolated."""
-    turns = scaling.original_context_tokens * frequencies / (2 * math.pi)
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    share = share.clamp(0.0, 1.0)
-    return (1 - share) * frequencies / scaling.factor + share * frequencies

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.text_scheduler import TokenSampling
@@ -24,15 +24,15 @@ from layered_llm.runtime.step_rows import Int64s
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
-def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+def adjust_logits(logits: Float32s, rows: Sequence[SampleRow]) -> None:
     """Changes `logits` (fp32 [rows, vocabulary]) in place.
 
     What was finite stays so, but for masked tokens; what was NaN or +inf stays so too, even where it is masked: the row failed.
     """
     for index, row in enumerate(rows):
         if row.sampling.biased_ids:
-            ids = torch.from_numpy(np.frombuffer(row.sampling.biased_ids, np.int32).astype(np.int64))
-            logits[index].index_add_(0, ids, torch.from_numpy(np.frombuffer(row.sampling.biases, np.float32).copy()))
+            ids = np.frombuffer(row.sampling.biased_ids, np.int32)
+            np.add.at(logits[index], ids, np.frombuffer(row.sampling.biases, np.float32))
     penalized = [(index, row.sampling, row.seen) for index, row in enumerate(rows) if row.seen is not None]
     if penalized:
         _penalize(logits, penalized)
@@ -41,9 +41,9 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
             _keep_only(logits[index], row.sampling.allowed_ids)
         if row.output_position < row.sampling.min_tokens:
             ids_to_mask = [token for token in row.sampling.end_ids if token < logits.shape[1]]
-            is_number = logits[index, ids_to_mask] < torch.inf
-            logits[index, ids_to_mask] = torch.where(is_number, -torch.inf, logits[index, ids_to_mask])
-    mask_missing(logits.numpy(), (row.missing for row in rows))
+            is_number = logits[index, ids_to_mask] < np.inf
+            logits[index, ids_to_mask] = np.where(is_number, -np.inf, logits[index, ids_to_mask])
+    mask_missing(logits, (row.missing for row in rows))
     for index, row in enumerate(rows):
         if row.sampling.bad_words:
             _mask_bad_words(logits[index], row)
@@ -56,39 +56,39 @@ def mask_missing(logits: Float32s, missing: Iterable[Int64s | None]) -> None:
             logits[index, ids] = -np.inf
 
 
-def _keep_only(logits: torch.Tensor, allowed_ids: bytes) -> None:
-    ids = torch.from_numpy(np.frombuffer(allowed_ids, np.int32).astype(np.int64))
+def _keep_only(logits: Float32s, allowed_ids: bytes) -> None:
+    ids = np.frombuffer(allowed_ids, np.int32)
     kept = logits[ids]
-    logits.fill_(-torch.inf)
+    logits.fill(-np.inf)
     logits[ids] = kept
 
 
-def _mask_bad_words(logits: torch.Tensor, row: SampleRow) -> None:
+def _mask_bad_words(logits: Float32s, row: SampleRow) -> None:
     """As vLLM has it; where no token would be left, a word is sampled all the same, since the choice has to go on."""
     words = [unpack_i32(word).tolist() for word in row.sampling.bad_words]
     banned = [word[-1] for word in words if row.recent[len(row.recent) - len(word) + 1 :] == tuple(word[:-1])]
     if not banned:
         return
     before = logits[banned]
-    logits[banned] = -torch.inf
-    if not torch.isfinite(logits.max()):
+    logits[banned] = -np.inf
+    if not np.isfinite(logits.max()):
         logits[banned] = before
 
 
-def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, TokenSampling, SeenTokens]]) -> None:
+def _penalize(logits: Float32s, rows: Sequence[tuple[int, TokenSampling, SeenTokens]]) -> None:
     """In fp64, since a penalty may be any number above 0, and the quotient too large for fp32."""
     sizes = [seen.ids.size for _, _, seen in rows]
 
-    def per_token(value_of: Callable[[TokenSampling], float]) -> torch.Tensor:
-        return torch.from_numpy(np.repeat([value_of(sampling) for _, sampling, _ in rows], sizes))
+    def per_token(value_of: Callable[[TokenSampling], float]) -> NDArray[np.float64]:
+        return np.repeat([value_of(sampling) for _, sampling, _ in rows], sizes)
 
-    cells = torch.from_numpy(np.concatenate([index * logits.shape[1] + seen.ids for index, _, seen in rows]))
-    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in rows]))
+    cells = np.concatenate([index * logits.shape[1] + seen.ids for index, _, seen in rows])
+    counts = np.concatenate([seen.counts for _, _, seen in rows])
     repetition = per_token(lambda sampling: sampling.repetition_penalty)
-    flat = logits.view(-1)  # one index costs a tenth of a pair of indices
-    raw = flat.index_select(0, cells).double()
-    scores = torch.where(raw > 0, raw / repetition, raw * repetition)
+    flat = logits.reshape(-1)  # a view; one index costs less than a pair of indices
+    raw = flat[cells].astype(np.float64)
+    with np.errstate(over="ignore"):
+        scores = np.where(raw > 0, raw / repetition, raw * repetition)
     scores -= per_token(lambda sampling: sampling.frequency_penalty) * counts
     scores -= per_token(lambda sampling: sampling.presence_penalty) * (counts > 0)
-    scores.clamp_(-_LARGEST, _LARGEST)
-    flat.index_copy_(0, cells, torch.where(raw.isfinite(), scores, raw).float())
+    flat[cells] = np.where(np.isfinite(raw), scores.clip(-_LARGEST, _LARGEST), raw)

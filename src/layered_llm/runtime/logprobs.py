@@ -11,25 +11,26 @@ from typing import Final
 
 import attrs
 import numpy as np
-import torch
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.runtime.logit_adjustments import mask_missing
+from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.step_rows import Int32s, Int64s
 
+_BLOCK_IDS: Final = 256
 _BLOCK_TOKENS: Final = 128
 """Prompt tokens whose logits exist at the same time: those of a whole chunk would be larger than many a model."""
 
 
-def raw_logprobs(logits: torch.Tensor, rows: Sequence[SampleRow]) -> "RawLogprobs | None":
+def raw_logprobs(logits: Float32s, rows: Sequence[SampleRow]) -> "RawLogprobs | None":
     """Of `logits` (fp32 [rows, vocabulary]), which are not changed; None where no row wants any."""
     places = [place for place, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not places:
         return None
-    logprobs = logits[places].log_softmax(dim=-1)
-    mask_missing(logprobs.numpy(), (rows[place].missing for place in places))
+    logprobs = log_softmax(logits[places])
+    mask_missing(logprobs, (rows[place].missing for place in places))
     return RawLogprobs(places, rows, logprobs)
 
 
@@ -39,13 +40,13 @@ class RawLogprobs:
 
     _places: Sequence[int]
     _rows: Sequence[SampleRow]
-    _logprobs: torch.Tensor
+    _logprobs: Float32s
     """fp32 [places, vocabulary]; those of ids that no token has are not finite."""
 
     @property
     def failed(self) -> Sequence[int]:
         """Rows whose logits are not finite somewhere, which makes all of their log probabilities NaN."""
-        return [place for place, is_nan in zip(self._places, self._logprobs.isnan().any(dim=1).tolist(), strict=True) if is_nan]
+        return [self._places[index] for index in np.flatnonzero(np.isnan(self._logprobs).any(axis=1)).tolist()]
 
     def columns(self, token_ids: Int32s, failed: Collection[int] = ()) -> LogprobColumns:
         """Of all rows, which sampled `token_ids`; nothing is told of those that failed."""
@@ -55,33 +56,45 @@ class RawLogprobs:
         rows = [self._rows[place] for place in places]
         tops = [min(row.sampling.logprobs or 0, wide - _count(row.missing)) for row in rows]
         logprobs = self._logprobs if len(kept) == len(self._places) else self._logprobs[kept]
-        told = _columns(logprobs, torch.from_numpy(token_ids[places].astype(np.int64)), tops)
+        told = _columns(logprobs, token_ids[places], tops)
         counts = np.zeros(len(self._rows), np.int32)
         counts[places] = np.frombuffer(told.counts, np.int32)
         return attrs.evolve(told, counts=counts.tobytes())
 
 
 def following_logprobs(
-    hidden: torch.Tensor,
-    token_ids: torch.Tensor,
+    hidden: Float32s,
+    token_ids: Int32s,
     top: int,
-    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    logits_of: Callable[[Float32s], Float32s],
     missing: Int64s | None = None,
 ) -> LogprobColumns:
-    """Of `token_ids` (int64 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden].
+    """Of `token_ids` (int32 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden].
 
     Ids that are `missing` are not among the likeliest.
     """
 
-    def told(block: torch.Tensor, tokens: torch.Tensor) -> LogprobColumns:
-        logprobs = logits_of(block).log_softmax(dim=-1)
-        mask_missing(logprobs.numpy(), [missing] * len(tokens))
+    def told(first: int) -> LogprobColumns:
+        tokens = token_ids[first : first + _BLOCK_TOKENS]
+        logprobs = log_softmax(logits_of(hidden[first : first + _BLOCK_TOKENS]))
+        mask_missing(logprobs, [missing] * len(tokens))
         tops = [min(top, logprobs.shape[1] - _count(missing))] * len(tokens)
-        ranks = (logprobs >= logprobs.gather(1, tokens[:, None])).sum(dim=1)
-        return attrs.evolve(_columns(logprobs, tokens, tops), ranks=ranks.numpy().astype(np.int32).tobytes())
+        ranks = (logprobs >= np.take_along_axis(logprobs, tokens[:, None], axis=1)).sum(axis=1, dtype=np.int32)
+        return attrs.evolve(_columns(logprobs, tokens, tops), ranks=ranks.tobytes())
 
-    blocks = zip(hidden.split(_BLOCK_TOKENS), token_ids.split(_BLOCK_TOKENS), strict=True)
-    return LogprobColumns.joined([told(block, tokens) for block, tokens in blocks])
+    return LogprobColumns.joined([told(first) for first in range(0, len(token_ids), _BLOCK_TOKENS)])
+
+
+def log_softmax(logits: Float32s) -> Float32s:
+    """Of each row of `logits` (fp32 [rows, vocabulary], not changed): fp32, the sum of its exponentials in fp64.
+
+    One that is NaN or +inf makes all of its row NaN, as none but -inf does.
+    """
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        sums = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)
+        shifted -= np.log(sums).astype(np.float32)
+    return shifted
 
 
 def _count(ids: Int64s | None) -> int:
@@ -98,11 +111,33 @@ def first_logprob(token: int) -> LogprobColumns:
     return LogprobColumns(counts=pack_i32([1]), token_ids=pack_i32([token]), logprobs=np.zeros(1, np.float32).tobytes())
 
 
-def _columns(logprobs: torch.Tensor, token_ids: torch.Tensor, tops: Sequence[int]) -> LogprobColumns:
+def _columns(logprobs: Float32s, token_ids: Int32s, tops: Sequence[int]) -> LogprobColumns:
     """Of each row of `logprobs`, its own of `token_ids` and as many of the likeliest as `tops` says."""
     widths = np.minimum(np.array(tops, np.int32), logprobs.shape[1]) + 1
-    top = logprobs.topk(int(widths.max(initial=1)) - 1)
-    ids = torch.cat((token_ids[:, None], top.indices), dim=1).numpy().astype(np.int32)
-    values = torch.cat((logprobs.gather(1, token_ids[:, None]), top.values), dim=1).numpy()
+    top_ids = _likeliest(logprobs, int(widths.max(initial=1)) - 1)
+    ids = np.concatenate((token_ids[:, None], top_ids), axis=1).astype(np.int32)
+    values = np.take_along_axis(logprobs, ids, axis=1)
     is_entry = np.arange(ids.shape[1]) < widths[:, None]
     return LogprobColumns(counts=widths.tobytes(), token_ids=ids[is_entry].tobytes(), logprobs=values[is_entry].tobytes())
+
+
+def _likeliest(logprobs: Float32s, count: int) -> Int64s:
+    """The `count` likeliest ids of each row, falling; of equal ones, the lower id first."""
+    likeliest = np.empty((len(logprobs), count), np.int64)
+    for row, ids in zip(logprobs, likeliest, strict=True):
+        found = _at_least_likely(row, count)
+        ids[:] = found[np.argsort(-row[found], kind="stable")[:count]]
+    return likeliest
+
+
+def _at_least_likely(row: Float32s, count: int) -> Int64s:
+    """Ids in order, at least `count`, that hold all of the `count` likeliest: to select among a whole vocabulary takes 10 times
+    as long. As many blocks have a number that reaches the limit, so as many ids do.
+    """
+    starts = np.arange(0, row.size, _BLOCK_IDS)
+    if 0 < count <= len(starts):
+        limit = np.sort(np.maximum.reduceat(row, starts))[-count]
+        found = np.flatnonzero(row >= limit)
+        if found.size >= count:  # where a number is NaN none reaches it
+            return found
+    return np.arange(row.size)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
@@ -30,19 +29,18 @@ _FLOORS: Final = (1e-2, 1e-4, 1e-6)
 _BLOCK_TOKENS: Final = 256
 
 
-def sample_tokens(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[Int32s, Sequence[int]]:
+def sample_tokens(logits: Float32s, rows: Sequence[SampleRow]) -> tuple[Int32s, Sequence[int]]:
     """One token id for each row of `logits` (fp32 [rows, vocabulary], changed in place), and the rows that failed.
 
     A row fails where its logits are not finite; its token is 0.
     """
     adjust_logits(logits, rows)
-    adjusted = logits.numpy()
-    token_ids, failed = best_tokens(adjusted)
+    token_ids, failed = best_tokens(logits)
     drawn = [index for index, row in enumerate(rows) if not row.is_greedy and index not in failed]
     numbers = _numbers([rows[index] for index in drawn])
     for index, number in zip(drawn, numbers, strict=True):
-        best = adjusted[index, token_ids[index]]
-        token_ids[index] = _draw(adjusted[index], best, rows[index], float(number))
+        best = logits[index, token_ids[index]]
+        token_ids[index] = _draw(logits[index], best, rows[index], float(number))
     return token_ids.astype(np.int32), failed
 
 

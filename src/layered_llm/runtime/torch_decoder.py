@@ -16,6 +16,7 @@ from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm
 from layered_llm.runtime.linear import Linear
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.rotation_table import RotationTable
 from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_rows import FlatTokens, StepRows
 
@@ -28,18 +29,32 @@ class TorchDecoder:
     cache: KvCache
     page_size_tokens: int
 
-    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
-        plan = plan_attention(slots, rows, tokens, page_size_tokens=self.page_size_tokens)
-        return self.model.hidden(torch.from_numpy(tokens.token_ids), self.cache, plan)
+    @torch.inference_mode()
+    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+        return self._hidden(slots, rows, tokens).numpy()
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden)
+    @torch.inference_mode()
+    def logits(self, hidden: Float32s) -> Float32s:
+        return self.model.logits(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
     def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
-        hidden = self.hidden(slots, rows, tokens).index_select(0, torch.from_numpy(rows.last_tokens))
-        logits: Float32s = self.logits(hidden).numpy()
-        return logits
+        hidden = self._hidden(slots, rows, tokens).index_select(0, torch.from_numpy(rows.last_tokens))
+        return self.model.logits(hidden).numpy()
+
+    def _hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
+        plan = plan_attention(slots, rows, tokens, page_size_tokens=self.page_size_tokens)
+        return self.model.hidden(torch.from_numpy(tokens.token_ids), self.cache, plan)
+
+
+def open_decoder(
+    weights: DecoderWeights, *, pages: int, page_size_tokens: int, threads: int, check: Callable[[], None]
+) -> TorchDecoder:
+    """A decoder with an empty cache; torch computes with `threads` threads from then on. `check` is called again and again."""
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    cache = KvCache.allocate(weights.config, pages=pages, page_size_tokens=page_size_tokens)
+    return TorchDecoder(model=expand_model(weights, check), cache=cache, page_size_tokens=page_size_tokens)
 
 
 def expand_model(weights: DecoderWeights, check: Callable[[], None] = go_on) -> CausalLm:
@@ -49,7 +64,7 @@ def expand_model(weights: DecoderWeights, check: Callable[[], None] = go_on) -> 
     head = embedding if weights.head is weights.embedding else torch.from_numpy(weights.head.dequantized())
     return CausalLm(
         embedding=embedding,
-        rotary=RotaryEmbedding.build(config.rope, config.head_dim),
+        rotary=RotaryEmbedding(table=RotationTable(config.rope, config.head_dim)),
         layers=tuple(_layer(config, layer, number, check) for number, layer in enumerate(weights.layers)),
         norm=_norm(config, weights.norm),
         head=Linear.build(head, None),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 import numpy as np
-import torch
 
 from layered_llm.domain.columns import pack_i8, pack_i32
 from layered_llm.domain.finish import FinishReason
@@ -82,7 +81,6 @@ class TorchDevice:
         logits = self._model.sampled_logits(self._slots, rows, tokens)
         return self._sample(logits, rows) if rows.sampled.size else _Sampled()
 
-    @torch.inference_mode()
     def _run_in_parts(self, rows: StepRows, tokens: FlatTokens) -> _Sampled:
         """Where more than the sampled tokens is asked of the layers' result."""
         hidden = self._model.hidden(self._slots, rows, tokens)
@@ -91,11 +89,11 @@ class TorchDevice:
         prompt_logprobs = PromptLogprobs.of([None if row in failed else columns for row, columns in enumerate(told)])
         if not rows.sampled.size:
             return _Sampled(prompt_logprobs=prompt_logprobs, failed_rows=failed)
-        logits = self._model.logits(hidden.index_select(0, torch.from_numpy(rows.last_tokens)))
-        sampled = self._sample(logits.numpy(), rows)
+        logits = self._model.logits(hidden[rows.last_tokens])
+        sampled = self._sample(logits, rows)
         return attrs.evolve(sampled, prompt_logprobs=prompt_logprobs, failed_rows=failed | sampled.failed_rows)
 
-    def _prompt_logprobs(self, rows: StepRows, hidden: torch.Tensor) -> Iterator[LogprobColumns | None]:
+    def _prompt_logprobs(self, rows: StepRows, hidden: Float32s) -> Iterator[LogprobColumns | None]:
         """What each row tells of its prompt: the tokens behind those that it computes."""
         behind = np.cumsum(rows.counts).tolist()
         table = zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), behind, strict=True)
@@ -105,7 +103,7 @@ class TorchDevice:
             if top is None or start >= prompt.size:
                 yield None
                 continue
-            following = torch.from_numpy(prompt[start + 1 : start + count + 1].astype(np.int64))
+            following = prompt[start + 1 : start + count + 1]
             first = end - count
             hidden_before = hidden[first : first + len(following)]
             told = following_logprobs(hidden_before, following, top, self._model.logits, self._slots.missing_ids(slot))
@@ -120,7 +118,7 @@ class TorchDevice:
 
     def _sample(self, logits: Float32s, rows: StepRows) -> _Sampled:
         if not self._adjusted.isdisjoint(rows.sampled_slots.tolist()):
-            return self._sample_rows(torch.from_numpy(logits), rows)
+            return self._sample_rows(logits, rows)
         if self._slots.has_missing_ids:
             mask_missing(logits, map(self._slots.missing_ids, rows.sampled_slots.tolist()))
         best, failed = best_tokens(logits)
@@ -128,8 +126,7 @@ class TorchDevice:
         self._slots.append_sampled(rows, token_ids)
         return _Sampled(token_ids=token_ids.tobytes(), failed_rows=_rows_of(failed, rows))
 
-    @torch.inference_mode()
-    def _sample_rows(self, logits: torch.Tensor, rows: StepRows) -> _Sampled:
+    def _sample_rows(self, logits: Float32s, rows: StepRows) -> _Sampled:
         sampled = [
             SampleRow(
                 sampling=self._slots.sampling(slot),

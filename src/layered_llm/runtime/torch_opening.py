@@ -8,13 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, assert_never
 
-import torch
-
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, go_on, one_line
-from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig, refuse_window
@@ -31,7 +28,6 @@ from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
 from layered_llm.runtime.simd.support import find_support, panels_for
 from layered_llm.runtime.step_model import StepModel
-from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.weights import CheckpointReader, as_it_is
 
@@ -40,9 +36,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int], check: Callable[[], None] = go_on) -> TorchDevice:
     """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
-    threads = options.threads or min(available_cores(), torch.get_num_threads())
-    if threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
     try:
         return _open(options, now_us, check)
     except (RuntimeError, MemoryError) as error:
@@ -62,7 +55,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[]
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
     pool = _size_pool(options, config, weight_bytes, free_bytes)
     if machine is None:
-        model, computed = _torch_model(options, weights, pool.pages, check), f"torch with {torch.get_num_threads()} threads"
+        model, computed = _torch_model(options, weights, pool.pages, check)
     else:
         model, computed = _simd_model(options, weights, pool.pages, machine, check)
     _LOG.info(
@@ -121,9 +114,17 @@ def _simd_model(
     return SimdDecoder(weights, pool, crew), f"generated kernels for {machine.processor} with {crew.threads} threads"
 
 
-def _torch_model(options: RuntimeOptions, weights: DecoderWeights, pages: int, check: Callable[[], None]) -> StepModel:
-    cache = KvCache.allocate(weights.config, pages=pages, page_size_tokens=options.page_size_tokens)
-    return TorchDecoder(model=expand_model(weights, check), cache=cache, page_size_tokens=options.page_size_tokens)
+def _torch_model(
+    options: RuntimeOptions, weights: DecoderWeights, pages: int, check: Callable[[], None]
+) -> tuple[StepModel, str]:
+    """Raises DeviceError where torch is not installed."""
+    try:
+        from layered_llm.runtime.torch_decoder import open_decoder  # noqa: PLC0415 - generated kernels need no torch
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"torch computes it, and cannot be imported ({error}): pip install 'layered-llm[torch]'") from error
+    threads = options.threads or available_cores()
+    model = open_decoder(weights, pages=pages, page_size_tokens=options.page_size_tokens, threads=threads, check=check)
+    return model, f"torch with {threads} threads"
 
 
 def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int, free_bytes: int | None) -> PoolSize:

@@ -9,7 +9,6 @@ import struct
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
@@ -51,7 +50,7 @@ class SimdDecoder:
         self._pool = pool
         self._crew = crew
         self._tables = ModelTables.of(weights, crew.panels)
-        self._rotations = RotationTable(config)
+        self._rotations = RotationTable(config.rope, config.head_dim)
         self._rotated_positions = 0
         """That the tables cover to which the words point."""
         columns = _token_columns(config)
@@ -68,22 +67,22 @@ class SimdDecoder:
         """The words still say all of the step before, and its arrays lie where they say."""
         self._set_model_words()
 
-    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
+    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
         """Runs all tokens of a step, storing their keys and values: fp32 [tokens, hidden], not yet normalised."""
         self._says_last_step = False
         x = self._set_step(slots, rows, tokens)
         self._crew.carry_out(Command.LAYERS)
-        return torch.from_numpy(x)
+        return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Float32s) -> Float32s:
         """[tokens, vocabulary] of rows that `hidden` returned."""
         self._says_last_step = False
-        kept = hidden.contiguous()
+        kept = np.ascontiguousarray(hidden)
         self._hold_tokens(len(kept))
         logits = self._set_head(np.arange(len(kept)))
-        self._crew.control[Word.X] = kept.data_ptr()
+        self._crew.control[Word.X] = address_of(kept)
         self._crew.carry_out(Command.HEAD)
-        return torch.from_numpy(logits)
+        return logits
 
     def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
         """[sampled rows, vocabulary]; the threads are woken once for layers and head."""
