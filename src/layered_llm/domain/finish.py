@@ -39,3 +39,7 @@ class AbortReason(enum.IntEnum):
     """Its answer, which is sent at once, takes more memory than there is for it."""
     SLOW_READER = 8
     """The client takes nothing of what it is sent."""
+    SIBLING_REJECTED = 9
+    """Another prompt of the same body was not taken."""
+    SERVER_FAILED = 10
+    """Another prompt of the same body, or what makes the answer, failed in the server."""

@@ -263,7 +263,7 @@ async def test_an_unexpected_error_is_told_and_logged_and_the_rest_is_aborted(
     assert (error["error"]["code"], done) == ("internal_error", "[DONE]")
     assert "boom" not in exchange.body.decode()
     assert "boom" in caplog.text
-    assert engine.aborts == [AbortReason.CLIENT_GONE] * len(engine.streams)
+    assert engine.aborts == [AbortReason.SERVER_FAILED] * len(engine.streams)
 
 
 async def test_a_failing_prompt_ends_the_whole_stream_and_aborts_the_others() -> None:
@@ -277,7 +277,7 @@ async def test_a_failing_prompt_ends_the_whole_stream_and_aborts_the_others() ->
     exchange = await post(application(engine), COMPLETIONS, {"prompt": ["a", "b"], "stream": True})
 
     assert exchange.events()[0]["error"]["message"] == "bad"
-    assert [stream.aborts for stream in engine.streams] == [[AbortReason.CLIENT_GONE], []]
+    assert [stream.aborts for stream in engine.streams] == [[AbortReason.SERVER_FAILED], []]
 
 
 async def test_a_rejected_stream_has_the_status_of_the_rejection() -> None:

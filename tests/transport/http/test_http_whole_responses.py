@@ -141,7 +141,7 @@ async def test_a_full_engine_refuses_at_once_and_keeps_no_prompt_of_the_body() -
     exchange = await post(app, COMPLETIONS, {"prompt": ["a", "b"]})
 
     assert (exchange.status, exchange.headers["retry-after"]) == (429, "5")
-    assert engine.aborts == [AbortReason.CLIENT_GONE]
+    assert engine.aborts == [AbortReason.SIBLING_REJECTED]
 
 
 async def test_one_rejected_prompt_refuses_the_body_and_aborts_the_others() -> None:
@@ -156,7 +156,27 @@ async def test_one_rejected_prompt_refuses_the_body_and_aborts_the_others() -> N
     exchange = await post(application(engine), COMPLETIONS, {"prompt": ["a", "", "c"]})
 
     assert exchange.status == 400
-    assert [len(stream.aborts) for stream in engine.streams] == [1, 0, 0]
+    assert [stream.aborts for stream in engine.streams] == [[AbortReason.SIBLING_REJECTED], [], []]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["lost", "failed"])
+async def test_the_other_prompts_of_a_body_that_fails_in_the_server_are_left_for_that(stream: bool, how: str) -> None:
+    def script(opened: FakeStream) -> None:
+        opened.accept()
+        if opened.request != FIRST_REQUEST:
+            return
+        if how == "lost":
+            opened.is_over = True
+            opened.lose()
+        else:
+            opened.emit(text_delta("", finish_reason=FinishReason.ERROR), ended(error="it broke"))
+
+    engine = FakeEngine(script)
+
+    await post(application(engine), COMPLETIONS, {"prompt": ["a", "b"], "stream": stream})
+
+    assert [AbortReason.SERVER_FAILED] == engine.streams[1].aborts
 
 
 @pytest.mark.parametrize("phase", [EnginePhase.STARTING, EnginePhase.RESTARTING, EnginePhase.FAILED, EnginePhase.STOPPING])

@@ -126,6 +126,9 @@ class OwningConnection(TrioASGIHTTPConnection):
         response = await self.app.handle_request(request)
         exchange.body.release()
         exchange.body.admit(exchange.account)
+        if response.status_code >= 500:
+            for stream in exchange.streams:
+                stream.close(AbortReason.SERVER_FAILED)
         if response.status_code >= 400:
             exchange.owner.close()
         await self._send_response(cast("ASGISendCallable", sent), cast("Response", response))

@@ -8,7 +8,7 @@ queued the request; from then on every failure is an event of the stream, follow
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol, assert_never
 
@@ -27,7 +27,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import EngineLost, EngineStream
+from layered_llm.transport.http.engine_port import EngineLost, EngineStream, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply
@@ -178,6 +178,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
         seed = context.draw_seed() if params.seed is None else params.seed
         stream = context.engine.open(exchange.owner, prompt, attrs.evolve(params, seed=seed), placement)
         if isinstance(stream, Rejected):
+            _close(streams, AbortReason.SIBLING_REJECTED)
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
         exchange.streams.append(stream)
@@ -201,10 +202,12 @@ async def _await_queued(context: HttpContext, patience: Patience, streams: Strea
                 case Accepted() as verdict:
                     accepted.append(verdict)
                 case Rejected() as verdict:
+                    _close(streams, AbortReason.SIBLING_REJECTED)
                     return api_error.rejection(verdict, context.settings.retry_after_s)
                 case _ as unreachable:
                     assert_never(unreachable)
     except EngineLost as why:
+        _close(streams, _reason_of(why))
         return context.lost(why)
     return tuple(accepted)
 
@@ -223,8 +226,10 @@ async def _whole(context: HttpContext, exchange: Exchange, begun: Begun, answer:
     try:
         error = await _complete(context, exchange, begun, answer) or answer.error
     except EngineLost as why:
+        _close(begun.streams, _reason_of(why))
         error = context.lost(why)
     if error is not None:
+        _close(begun.streams, AbortReason.SERVER_FAILED)
         return error_reply(error)
     if not answer.is_long:
         return Response(b"".join(answer.pieces()), content_type=JSON_TYPE)
@@ -310,6 +315,7 @@ class _StreamWriter:
         try:
             return await self._next_bytes()
         except EngineLost as why:
+            _close(self._begun.streams, _reason_of(why))
             return self._fail(self._context.lost(why))
         except Exception:
             logger.exception("stream ended by an unexpected error")
@@ -317,7 +323,7 @@ class _StreamWriter:
         finally:
             if self.is_done:
                 # The client may be slow to take the last bytes; what is still open is not to wait for that.
-                _close(self._begun.streams, AbortReason.CLIENT_GONE)
+                _close(self._begun.streams, AbortReason.SERVER_FAILED)
 
     async def _next_bytes(self) -> bytes:
         if self._next is not None:
@@ -349,6 +355,11 @@ class _StreamWriter:
         return failure(error)
 
 
-def _close(streams: Streams, reason: AbortReason) -> None:
+def _close(streams: Iterable[EngineStream], reason: AbortReason) -> None:
     for stream in streams:
         stream.close(reason)
+
+
+def _reason_of(why: EngineLost) -> AbortReason:
+    """What the other requests of a body are left for when one of them is gone."""
+    return AbortReason.ADMINISTRATIVE if isinstance(why, RequestAborted) else AbortReason.SERVER_FAILED
