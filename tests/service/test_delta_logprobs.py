@@ -1,8 +1,11 @@
+import pytest
+
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import TextEmitted
 from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, TokenLogprob
+from layered_llm.service import open_requests
 from layered_llm.service.open_requests import OpenRequests
 from support.logprobs import columns_of
 
@@ -71,3 +74,12 @@ def test_logprobs_that_nobody_fetched_are_merged_like_tokens() -> None:
     assert (4, 5, 4, 5) == first.token_ids == tuple(each.token_id for each in first.logprobs)
     assert ((6, 6), ()) == (second.token_ids, second.logprobs)
     assert FinishReason.RUNNING is first.finish_reason
+
+
+def test_nothing_is_built_for_requests_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = list[TextEmitted]()
+    monkeypatch.setattr(open_requests, "sampled_logprobs", built.append)
+    table = OpenRequests()
+
+    assert () == tuple(table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0))
+    assert ([], 2.0) == (built, dict(table.samples())["layered_llm_late_rows_total"])

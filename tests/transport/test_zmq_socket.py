@@ -13,7 +13,15 @@ import zmq
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.transport.addresses import AddressError
 from layered_llm.transport.ports import LinkClosed, SendOutcome
-from layered_llm.transport.zmq_socket import Frames, MessageContext, MessageSocket, RouterSocket, SocketOptions, open_context
+from layered_llm.transport.zmq_socket import (
+    BYTES_PER_RECEIVE,
+    Frames,
+    MessageContext,
+    MessageSocket,
+    RouterSocket,
+    SocketOptions,
+    open_context,
+)
 
 OPTIONS = SocketOptions()
 NARROW = SocketOptions(high_water_mark=1)
@@ -70,6 +78,15 @@ async def test_recv_many_takes_what_is_there_up_to_the_limit(context: MessageCon
 
     assert ((b"0",), (b"1",), (b"2",)) == await far.recv_many(3)
     assert ((b"3",), (b"4",)) == await far.recv_many(3)
+
+
+async def test_recv_many_takes_no_more_behind_so_many_bytes(context: MessageContext) -> None:
+    near, far = dealers(context, "inproc://link")
+    half = b"x" * (BYTES_PER_RECEIVE // 2)
+    for _ in range(5):
+        await near.send((half,))
+
+    assert [2, 2, 1] == [len(await far.recv_many(100)) for _ in range(3)]
 
 
 async def test_cancelled_recv_leaves_the_message(context: MessageContext, address: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
@@ -183,7 +183,14 @@ class OpenRequests:
     def on_text(self, message: TextEmitted, now_s: float) -> Iterable[RequestRecord]:
         """Spreads the rows over the records; returns those that have news."""
         touched: dict[RequestId, RequestRecord] = {}
-        for request, delta in _deltas(message):
+        has_more = message.logprobs is not None or message.prompt_logprobs is not None
+        if has_more and not any(request in self._records for request in unpack_i64(message.requests)):
+            # Nothing is built for requests that are gone: a thousand log probabilities take milliseconds.
+            self._late += rows("q", message.requests)
+            deltas: Iterable[tuple[RequestId, ChoiceDelta]] = ()
+        else:
+            deltas = _deltas(message)
+        for request, delta in deltas:
             record = self._records.get(request)
             if record is None:
                 self._late += 1

@@ -36,6 +36,11 @@ _RECONNECT_MS: Final = 10
 _RECONNECT_MAX_MS: Final = 50
 
 
+BYTES_PER_RECEIVE: Final = 64 << 10
+"""A receiver works off at most so much, and the message that completes it, before other tasks get their turn: some 10 ms where
+these are log probabilities."""
+
+
 @attrs.frozen(kw_only=True)
 class SocketOptions:
     """Bounds of one socket."""
@@ -74,7 +79,10 @@ class _TrioSocket:
         return (await self.recv_many(1))[0]
 
     async def recv_many(self, limit: int) -> tuple[Frames, ...]:
-        """Waits for at least one message and returns up to `limit` that are there. Raises as `recv`."""
+        """Waits for at least one message and returns up to `limit` that are there; no more behind BYTES_PER_RECEIVE.
+
+        Raises as `recv`.
+        """
         return await self._perform(self._incoming, _READABLE, lambda: self._take_many(limit))
 
     def close(self, linger_ms: int = 0) -> None:
@@ -131,10 +139,11 @@ class _TrioSocket:
         return events
 
     def _take_many(self, limit: int) -> tuple[Frames, ...]:
-        messages: list[Frames] = []
+        messages, size = list[Frames](), 0
         try:
-            while len(messages) < limit:
+            while len(messages) < limit and size < BYTES_PER_RECEIVE:
                 messages.append(_take(self._socket, _NOBLOCK, self._max_frames))
+                size += sum(map(len, messages[-1]))
         except zmq.Again:
             pass
         return tuple(messages)
