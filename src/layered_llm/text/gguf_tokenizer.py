@@ -38,6 +38,24 @@ _SAMPLING: Final = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "token_type_count",
+        "add_sep_token",
+        "remove_extra_whitespaces",
+        "precompiled_charsmap",
+        *(f"{name}_token_id" for name in ("seperator", "separator", "cls", "mask", "prefix", "suffix", "middle")),
+        *(f"fim_{name}_token_id" for name in ("pre", "suf", "mid")),
+    }
+)
+"""What llama.cpp reads for other kinds of tokenizers than the two here, and names of tokens that clients spell themselves."""
+_PREFIX: Final = "tokenizer.ggml."
+_READ: Final = frozenset(
+    {
+        *("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix"),
+        *(key.removeprefix(_PREFIX) for key in (*_NAMED_IDS.values(), *END_KEYS)),
+    }
+)
 _SENTENCE_PIECE_DEFAULTS: Final[Mapping[str, Any]] = {
     "tokenizer.ggml.bos_token_id": 1,
     "tokenizer.ggml.eos_token_id": 2,
@@ -62,6 +80,10 @@ class _Metadata:
         if type(value) is not kind:
             raise UnsupportedGguf(f"{key} is {str(value)[:80]!r}, but must be a {kind.__name__}")
         return value
+
+    def flag(self, key: str) -> bool:
+        """False where the file does not say."""
+        return bool(self.need(key, bool)) if key in self.fields else False
 
     def list_of(self, key: str, kind: type) -> list[Any]:
         """The file's lists are of one kind, which the first value shows."""
@@ -119,6 +141,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     `metadata` holds the GGUF keys with plain Python values (str, int, bool, lists). Raises UnsupportedGguf.
     """
     metadata = {key: value for key, value in metadata.items() if not (key.endswith("_token_id") and value == _NO_TOKEN)}
+    _refuse_unknown(metadata)
     model = _Metadata(metadata).need("tokenizer.ggml.model", str)
     match model:
         case "gpt2":
@@ -143,6 +166,14 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     return files
 
 
+def _refuse_unknown(metadata: Mapping[str, Any]) -> None:
+    """A key that is not known here may change the ids of a text."""
+    names = (key.removeprefix(_PREFIX) for key in metadata if key.startswith(_PREFIX))
+    unknown = sorted(name for name in names if name not in _READ and name not in _WITHOUT_EFFECT)
+    if unknown:
+        raise UnsupportedGguf(f"{_PREFIX}{unknown[0][:80]} is not known here, and may change a text's tokens")
+
+
 def _byte_level(fields: _Metadata) -> Spec:
     merges = [_merge(line) for line in fields.list_of("tokenizer.ggml.merges", str)]
     model = {"type": "BPE", "vocab": fields.vocabulary(), "merges": merges}
@@ -160,7 +191,7 @@ def _merge(line: str) -> tuple[str, str]:
 
 def _sentence_piece(fields: _Metadata) -> Spec:
     """As transformers converts such a vocabulary: spaces are pieces, an unknown character is the tokens of its bytes."""
-    has_prefix = fields.fields["tokenizer.ggml.add_space_prefix"]
+    has_prefix = fields.flag("tokenizer.ggml.add_space_prefix")
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -225,7 +256,7 @@ def _surrounding(fields: _Metadata) -> Spec | None:
 
 
 def _asked_for(fields: _Metadata, name: str) -> Iterator[str]:
-    if fields.fields.get(f"tokenizer.ggml.add_{name}_token"):
+    if fields.flag(f"tokenizer.ggml.add_{name}_token"):
         token = fields.token(f"tokenizer.ggml.{name}_token_id")
         if token is not None:
             yield token
