@@ -5,6 +5,7 @@ import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.service.checkpoint import DEFAULT_MODEL_SAMPLING, default_gguf
 from layered_llm.service.settings import Settings
 from layered_llm.service.text import read_files
 from layered_llm.text.checkpoint_files import UnreadableCheckpoint
@@ -37,3 +38,12 @@ def test_a_template_of_ones_own_stands_for_the_models(checkpoint: Path, tmp_path
 def test_a_template_that_is_not_there_is_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UnreadableCheckpoint, match=r"--chat-template .*none\.jinja: there is no such file"):
         read_files(checkpoint, Settings(chat_template=str(tmp_path / "none.jinja")))
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("auto", DEFAULT_MODEL_SAMPLING), ("none", NO_DEFAULTS)])
+def test_the_default_model_is_sampled_as_its_authors_advise(setting: str, expected: SamplingDefaults) -> None:
+    assert expected == read_files(default_gguf(), Settings(generation_config=setting)).defaults
+
+
+def test_the_same_file_under_its_own_name_has_only_what_it_says() -> None:
+    assert NO_DEFAULTS == read_files(default_gguf(), Settings(model=str(default_gguf()))).defaults

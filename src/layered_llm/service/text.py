@@ -7,10 +7,12 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+import attrs
 import trio
 
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import Role
+from layered_llm.service.checkpoint import DEFAULT_MODEL_FILE, DEFAULT_MODEL_SAMPLING
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
@@ -36,13 +38,15 @@ async def work_text(links: Links, addresses: LinkAddresses, index: int, files: T
 
 def read_files(checkpoint: Path, settings: Settings) -> TextFiles:
     """The text side of a checkpoint as the settings want it. Raises UnreadableCheckpoint."""
-    template = settings.chat_template
-    return read_text_files(
+    template, has_defaults = settings.chat_template, settings.generation_config == GENERATION_CONFIG_OF_MODEL
+    files = read_text_files(
         checkpoint,
         clock=datetime.now,
         template_file=None if template is None else user_path(template),
-        has_defaults=settings.generation_config == GENERATION_CONFIG_OF_MODEL,
+        has_defaults=has_defaults,
     )
+    is_default_model = settings.model is None and checkpoint.name == DEFAULT_MODEL_FILE
+    return attrs.evolve(files, defaults=DEFAULT_MODEL_SAMPLING) if has_defaults and is_default_model else files
 
 
 async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: TextFiles, helpers: TextHelpers) -> None:
