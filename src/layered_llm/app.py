@@ -10,9 +10,10 @@ import sys
 from typing import Final
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.api import Api, build_api
+from layered_llm.service.api import Api, build_api, is_first_worker
 from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.settings import SettingsError, load
+from layered_llm.service.settings import SettingsError, ignored_variables, load
+from layered_llm.service.telling import say
 from layered_llm.transport.http.hypercorn_workarounds import worker
 
 
@@ -29,7 +30,10 @@ def _build() -> Api:
             raise SettingsError("under hypercorn give it the certificate: hypercorn --certfile FILE --keyfile FILE")
         api = build_api(settings)
     except SettingsError as error:
-        sys.exit(f"layered_llm: {error}")
+        sys.exit(f"layered_llm: {error}" if is_first_worker() else 1)
+    ignored = ignored_variables()
+    if ignored and is_first_worker():
+        say(ignored)
     worker.install(
         api.options,
         api.begin_drain,

@@ -22,6 +22,8 @@ from support.processes import FoundProcess, processes_of_environment
 SERVED_NAME: Final = "tiny"
 _LISTENING: Final = re.compile(r"^layered_llm: listening on (https?)://127\.0\.0\.1:(\d+)", re.MULTILINE)
 
+_READY: Final = re.compile(r"^layered_llm: (?:ready\b|worker \d+ is ready)", re.MULTILINE)
+
 Settings = Mapping[str, object]
 """Settings by their names in the environment, without the prefix and in small letters."""
 
@@ -167,7 +169,7 @@ def hypercorn_server(settings: Settings, *words: str, is_ready: bool = True, sch
         if is_ready:
             server.wait_ready()
             workers = int(words[words.index("-w") + 1]) if "-w" in words else 1
-            eventually(lambda: server.log.count("layered_llm: ready\n") == workers)  # each request may reach another one
+            eventually(lambda: len(_READY.findall(server.log)) == workers)  # each request may reach another one
         yield server
 
 

@@ -93,6 +93,14 @@ def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: st
         server.wait_gone(STOP_S)
 
 
+def test_two_workers_say_nothing_twice_and_name_the_address(model: Path) -> None:
+    with hypercorn_server(scripted(model), "-w", "2") as server:
+        assert 0 == server.stop(signal.SIGTERM, STOP_S)
+        lines = [line for line in server.log.splitlines() if line.startswith("layered_llm: ")]
+        assert sorted(set(lines)) == sorted(lines)
+        assert f"layered_llm: ready on http://127.0.0.1:{server.port}/v1" in lines
+
+
 def test_an_idle_server_leaves_at_once(model: Path) -> None:
     with python_server(scripted(model, drain_timeout_s=60)) as server:
         assert 0 == server.stop(signal.SIGTERM, STOP_S)

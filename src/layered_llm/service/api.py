@@ -66,16 +66,17 @@ class Api:
     options: ServerOptions
     drain_timeout_s: float
 
-    def note_listening(self, sockets: Sequence[socket.socket]) -> None:
-        """The server listens on these; says so where anybody may use it."""
-        self.listening.on(sockets)
+    def note_listening(self, sockets: Sequence[socket.socket], secure: int = 0) -> None:
+        """The server listens on these, the first `secure` with TLS; says so where anybody may use it."""
+        self.listening.on(sockets, secure)
         if not self.keys.are_needed and not self.listening.is_loopback and is_first_worker():
             say(f"warning: {OPEN_TO_ALL}")
 
     def begin_drain(self) -> None:
         """No new requests from now on; open ones get their time."""
         # Nothing is open when the engine has failed, and why it did is the last word.
-        if not (self.drain.is_active or self.client.status().phase is EnginePhase.FAILED):
+        is_news = not (self.drain.is_active or self.client.status().phase is EnginePhase.FAILED)
+        if is_news and (is_first_worker() or self.drain.open_responses):
             say(farewell(self.drain.open_responses, self.drain_timeout_s))
         self.drain.begin()
 
@@ -113,7 +114,7 @@ def build_api(settings: Settings) -> Api:
     host = EngineHost(client, settings, owner)
     return Api(
         application=LifespanApplication(
-            app=http, run_engine=partial(_run_engine, host, client, drain, lines), stop_warning_s=LEAVE_S
+            app=http, run_engine=partial(_run_engine, host, client, drain, listening, lines), stop_warning_s=LEAVE_S
         ),
         client=client,
         drain=drain,
@@ -128,10 +129,10 @@ def build_api(settings: Settings) -> Api:
     )
 
 
-async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain, lines: LineWriter) -> None:
+async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain, listening: Listening, lines: LineWriter) -> None:
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell_phases, client, drain)
+            nursery.start_soon(tell_phases, client, drain, listening, worker_number())
             await host.run()
             nursery.cancel_scope.cancel(reason="the engine is over")
     finally:
@@ -160,7 +161,13 @@ def server_owner() -> Owner:
 
 def is_first_worker() -> bool:
     """Whether this process is to say what is the same for all of a server: hypercorn numbers the workers that it starts."""
-    return multiprocessing.parent_process() is None or multiprocessing.current_process().name.endswith("-1")
+    return worker_number() == 1
+
+
+def worker_number() -> int:
+    """From 1, of hypercorn's workers; 1 for a server without."""
+    number = multiprocessing.current_process().name.rpartition("-")[2]
+    return int(number) if multiprocessing.parent_process() is not None and number.isdecimal() else 1
 
 
 def _http_settings(settings: Settings) -> HttpSettings:

@@ -95,11 +95,22 @@ def _exit_with(reasons: Iterable[str]) -> NoReturn:
 
 def set_up_logging(role: Role, settings: Settings) -> None:
     """Log lines on standard error, with the process's role."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)-7s {role}[%(process)d] %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(role))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+
+
+class _Lines(logging.Formatter):
+    """What an engine process says of its start looks as all that is said of a start; anything else has its time and place."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {role}[%(process)d] %(name)s: %(message)s")
+        self._is_engine = role not in (Role.API, Role.SUPERVISOR)
+        self._plain = logging.Formatter(f"layered_llm: {role}: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        is_plain = self._is_engine and record.levelno == logging.INFO
+        return self._plain.format(record) if is_plain else super().format(record)
 
 
 def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:

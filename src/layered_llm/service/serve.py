@@ -72,7 +72,7 @@ async def _serve(api: Api, sockets: Sequence[socket.socket], tls: TlsFiles | Non
     )
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(serve, api.application)
-        say(f"listening on {', '.join(urls)}")
+        say(f"listening on {', '.join(urls)}; answers come when the model is loaded")
     return EXIT_FAILED if outcome.engine_failed else EXIT_OK
 
 

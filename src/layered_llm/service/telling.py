@@ -5,10 +5,12 @@ Must not know: what the phases mean.
 
 import contextlib
 import sys
+from collections.abc import Sequence
 
-from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.listening import Listening
 
 
 def say(line: str) -> None:
@@ -29,14 +31,24 @@ def farewell(open_responses: int, drain_timeout_s: float) -> str:
             return f"stopping; {open_responses} open responses have {drain_timeout_s:g} s to end by themselves"
 
 
-async def tell_phases(client: EngineClient, drain: Drain) -> None:
+def phase_line(status: EngineStatus, urls: Sequence[str], worker: int) -> str:
+    """What a server's worker, counted from 1, says of the engine; empty for what the first says for all of them."""
+    if worker > 1:
+        return f"worker {worker} is ready" if status.phase is EnginePhase.READY else ""
+    if status.stalled:
+        return f"stalled: {status.trouble}"
+    if status.phase is not EnginePhase.READY:
+        return f"{status.phase}: {status.detail}"
+    places = ", ".join(url if url.startswith("unix:") else f"{url}/v1" for url in urls)
+    return f"ready on {places}" if places else "ready"
+
+
+async def tell_phases(client: EngineClient, drain: Drain, listening: Listening, worker: int) -> None:
     """One line for each change of the engine's status, until the server drains."""
     told = ""
     while not drain.is_active:
-        status = client.status()
-        line = "ready" if status.phase is EnginePhase.READY else f"{status.phase}: {status.detail}"
-        line = f"stalled: {status.trouble}" if status.stalled else line
-        if line != told:
+        line = phase_line(client.status(), listening.urls, worker)
+        if line and line != told:
             say(line)
-            told = line
+        told = line
         await client.status_change()

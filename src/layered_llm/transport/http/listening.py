@@ -19,11 +19,22 @@ class Listening:
 
     is_loopback: bool = False
     """Whether only programs on this machine reach the server."""
+    urls: tuple[str, ...] = ()
 
-    def on(self, sockets: Iterable[socket.socket]) -> None:
-        """The server listens on these."""
+    def on(self, sockets: Iterable[socket.socket], secure: int = 0) -> None:
+        """The server listens on these, the first `secure` of them with TLS."""
         listening = list(sockets)
+        tcp = (sock for sock in listening if sock.type == socket.SOCK_STREAM)
+        self.urls = tuple(_url(sock, is_secure=place < secure) for place, sock in enumerate(tcp))
         self.is_loopback = bool(listening) and all(map(_is_local, listening))
+
+
+def _url(sock: socket.socket, *, is_secure: bool) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
+    return f"{'https' if is_secure else 'http'}://{shown}:{port}"
 
 
 def _is_local(sock: socket.socket) -> bool:

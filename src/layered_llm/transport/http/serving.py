@@ -67,7 +67,7 @@ async def serve(
     sockets: Sequence[socket.socket],
     options: ServerOptions,
     on_shutdown_requested: Callable[[], object],
-    on_listening: Callable[[Sequence[socket.socket]], object] = worker.unheard,
+    on_listening: worker.OnListening = worker.unheard,
     tls: TlsFiles | None = None,
     shutdown_trigger: ShutdownTrigger | None = None,
     until_drained: Callable[[], Awaitable[None]] = worker.at_once,

@@ -58,7 +58,10 @@ def installed_hypercorn() -> str:
     return importlib.metadata.version("hypercorn")
 
 
-def unheard(_sockets: Sequence[socket.socket]) -> None:
+OnListening = Callable[[Sequence[socket.socket], int], object]
+
+
+def unheard(_sockets: Sequence[socket.socket], _secure: int) -> None:
     """Nobody asks where the server listens."""
 
 
@@ -71,14 +74,15 @@ def install(
     on_shutdown_requested: Callable[[], object],
     *,
     installed: str,
-    on_listening: Callable[[Sequence[socket.socket]], object] = unheard,
+    on_listening: OnListening = unheard,
     until_drained: Callable[[], Awaitable[None]] = at_once,
 ) -> None:
     """Puts every workaround in its place, for all servers of this process; harmless when repeated.
 
     Args:
         on_shutdown_requested: called in the trio thread when the server is asked to stop, before anything else happens.
-        on_listening: called with the listening sockets before the first connection is taken.
+        on_listening: called with the listening sockets, and how many of them, the first, have TLS, before the first connection
+            is taken.
         until_drained: then awaited while the server still takes connections, so that the application can answer them.
         installed: the version of hypercorn, from `installed_hypercorn`.
 
@@ -119,7 +123,7 @@ async def serve_observed(
     *,
     sockets: Sockets,
     shutdown_trigger: ShutdownTrigger | None = None,
-    on_listening: Callable[[Sequence[socket.socket]], object] = unheard,
+    on_listening: OnListening = unheard,
     until_drained: Callable[[], Awaitable[None]] = at_once,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -127,7 +131,7 @@ async def serve_observed(
     listening = (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets)
     for sock in listening:
         sock.set_inheritable(False)
-    on_listening(listening)
+    on_listening(listening, len(sockets.secure_sockets))
 
     async def trigger() -> None:
         await (shutdown_trigger or wait_for_stop_signal)()
