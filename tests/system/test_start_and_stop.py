@@ -162,16 +162,14 @@ def test_one_engine_serves_all_workers(model: Path) -> None:
         assert 10 == server.total("requests_accepted_total")
 
 
-def test_health_is_503_with_the_phase_until_the_model_is_loaded(tmp_path: Path) -> None:
-    directory = write_byte_checkpoint(tmp_path / "model")
-    tokenizer = (directory / "tokenizer.json").read_bytes()
-    (directory / "tokenizer.json").unlink()
-    os.mkfifo(directory / "tokenizer.json")  # who reads it waits until this test writes it
-    with python_server(scripted(directory), is_ready=False) as server:
+def test_health_is_503_with_the_phase_until_the_model_is_loaded(model: Path) -> None:
+    with python_server(scripted(model), is_ready=False) as server:
+        worker = server.process_of("text")
+        worker.send(signal.SIGSTOP)  # while it imports
         eventually(lambda: "loading" in server.get("/health").text)
         loading = server.get("/health")
         refused = server.post("/v1/completions", {"prompt": "ab"})
-        (directory / "tokenizer.json").write_bytes(tokenizer)
+        worker.send(signal.SIGCONT)
         server.wait_ready()
 
     assert (503, "starting") == (loading.status_code, loading.json()["phase"])
@@ -179,12 +177,9 @@ def test_health_is_503_with_the_phase_until_the_model_is_loaded(tmp_path: Path) 
     assert "retry-after" in refused.headers
 
 
-def test_a_server_that_loads_can_be_stopped(start: StartServer, tmp_path: Path) -> None:
-    directory = write_byte_checkpoint(tmp_path / "model")
-    (directory / "tokenizer.json").unlink()
-    os.mkfifo(directory / "tokenizer.json")
-    with start(scripted(directory), is_ready=False) as server:
-        server.process_of("text")
+def test_a_server_that_loads_can_be_stopped(start: StartServer, model: Path) -> None:
+    with start(scripted(model), is_ready=False) as server:
+        server.process_of("text").send(signal.SIGSTOP)  # while it imports
         eventually(lambda: server.health() == 503)
 
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
