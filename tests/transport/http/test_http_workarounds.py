@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -524,6 +525,12 @@ def test_a_taken_port_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize("host", ["host.invalid", "192.0.2.1"])
 def test_an_address_that_is_not_ours_is_an_error(host: str) -> None:
     with pytest.raises(CannotListen, match=host):
+        bind_sockets(host, 0, backlog=1)
+
+
+@pytest.mark.parametrize("host", [".", "a..b", "x" * 70])
+def test_what_can_be_no_hosts_name_is_an_error(host: str) -> None:
+    with pytest.raises(CannotListen, match=rf"{re.escape(host)}:0: this is no name of a host"):
         bind_sockets(host, 0, backlog=1)
 
 

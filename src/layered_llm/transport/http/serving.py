@@ -38,6 +38,8 @@ def bind_sockets(host: str, port: int, *, backlog: int) -> tuple[socket.socket, 
         for sock in bound:
             sock.close()
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except UnicodeError as error:  # of the codec for names of the network, which has rules of its own
+        raise CannotListen(f"cannot listen on {host}:{port}: this is no name of a host") from error
     return tuple(bound)
 
 
