@@ -131,21 +131,22 @@ async def test_over_a_real_connection_each_request_is_one_line() -> None:
 HOSTILE = 'a\nlayered_llm: forged\r\x1b[2J\x7f\x00 "\\\u202e\udc80é'
 
 
+@pytest.mark.parametrize("end", ["", ")", "=", "%"])
 @pytest.mark.parametrize("is_json", [True, False])
-def test_nothing_that_a_client_sends_breaks_a_line(is_json: bool) -> None:
+def test_nothing_that_a_client_sends_breaks_a_line(is_json: bool, end: str) -> None:
     lines: list[str] = []
     log = AccessLog(write=lines.append, wall_clock=lambda: NOW_S, is_json=is_json)
 
     log.note(
         AccessEntry(
-            method=HOSTILE,
-            path=HOSTILE + "x" * 10_000,
+            method=HOSTILE + end,
+            path=HOSTILE + "x" * 10_000 + end,
             status=200,
             is_complete=True,
             total_s=0.001,
-            id=HOSTILE,
-            request_id=HOSTILE,
-            key=HOSTILE,
+            id=HOSTILE + end,
+            request_id=HOSTILE + end,
+            key=HOSTILE + end,
         )
     )
 
@@ -154,7 +155,7 @@ def test_nothing_that_a_client_sends_breaks_a_line(is_json: bool) -> None:
     assert line.isprintable()
     assert len(line) < 5_000
     if is_json:
-        assert HOSTILE == json.loads(line)["id"]
+        assert HOSTILE + end == json.loads(line)["id"]
 
 
 def test_a_line_of_text_reads_from_left_to_right() -> None:

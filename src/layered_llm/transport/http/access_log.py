@@ -95,9 +95,8 @@ def _as_text(now: str, entry: AccessEntry) -> str:
         "key": entry.key or None,
     }
     status = "-" if entry.status is None else str(entry.status)
-    words = [now, entry.method, entry.path, status if entry.is_complete else f"{status} (client gone)"]
-    head = " ".join(word if word.endswith(")") else _plain(word) for word in words)
-    return " ".join([head, *(f"{name}={_plain(str(value))}" for name, value in members.items() if value is not None)])
+    head = [now, *map(_plain, (entry.method, entry.path, status)), *(() if entry.is_complete else ("(client gone)",))]
+    return " ".join([*head, *(f"{name}={_plain(str(value))}" for name, value in members.items() if value is not None)])
 
 
 def _plain(text: str) -> str:
