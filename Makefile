@@ -10,7 +10,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 # torch's threads spin while they wait, which starves every other process of a small machine; tests run several.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: serve test torture cancel-everywhere clients install lint golden bench clean
+.PHONY: serve test torture cancel-everywhere clients install lint docs golden bench clean
 
 serve: $(SERVE_STAMP)              ## start the server with the default model
 	$(BIN)/python -m layered_llm serve $(ARGS)
@@ -55,6 +55,10 @@ lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+docs: install                      ## docs/settings.md, from the table of settings
+	PYTHONPATH=tests $(BIN)/python -m support.settings_page > docs/settings.md.new
+	mv docs/settings.md.new docs/settings.md
 
 bench: install                     ## throughput, latencies and start of the default model's server
 	$(BIN)/python -m benchmarks.serving $(ARGS)

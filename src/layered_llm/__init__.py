@@ -9,7 +9,7 @@
         print(llm.generate("Once upon a time")[0].text)
 
 In a program that runs asyncio, whole answers come from `await asyncio.to_thread(llm.generate, …)`; for a stream, run trio with
-`open_engine` in a thread, or start the server and use an HTTP client. The README has all of it as programs.
+`open_engine` in a thread, or start the server and use an HTTP client. docs/library.md has all of it as programs.
 
 Importing this package costs nothing: the names below are imported when they are first used.
 """

@@ -1,0 +1,82 @@
+"""The documents beside the code: what they list is what there is."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from layered_llm.transport.http.endpoints import all_endpoints
+from layered_llm.transport.http.openai_schema.body_fields import names_of
+from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
+from support.markdown import REPOSITORY, is_shown
+from support.settings_page import WIDTH, page
+
+DOCS: Final = sorted((REPOSITORY / "docs").glob("*.md"))
+NEWCOMERS: Final = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS)
+API: Final = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_settings_is_made_from_the_table_of_settings() -> None:
+    """`make docs` writes it."""
+    assert page() == (REPOSITORY / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+def test_the_api_page_names_every_endpoint() -> None:
+    paths = {endpoint.path.partition("/<")[0] for endpoint in all_endpoints()}
+
+    assert [] == sorted(path for path in paths if path not in API)
+
+
+def test_the_api_page_names_every_field_of_openais_endpoints() -> None:
+    fields = {*names_of(CHAT), *names_of(COMPLETIONS)}
+
+    assert [] == sorted(name for name in fields if f"`{name}`" not in API)
+
+
+@pytest.mark.parametrize("path", [*NEWCOMERS, REPOSITORY / "architecture.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        if name.startswith("http"):
+            continue
+        file = path.parent / name if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+
+    assert [] == broken
+
+
+def anchors(path: Path) -> set[str]:
+    """Of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", NEWCOMERS, ids=lambda path: path.name)
+def test_lines_that_are_no_rows_of_tables_are_short(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+
+    assert [] == [line for line in lines if len(line) > WIDTH and not line.startswith("|")]
+
+
+def test_the_readme_links_to_every_document() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+    assert [] == [path.name for path in DOCS if f"(docs/{path.name})" not in readme]
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "expected"),
+    [
+        ("a \n", "a\n", True),
+        ("a\nb\n", "a\n", False),
+        ("a b c", "a … c", True),
+        ("a b d", "a … c", False),
+        ("a.c", "a…c", True),
+        ("abc", "a.c", False),
+    ],
+)
+def test_what_a_block_printed_is_compared_whole_but_for_ellipses(printed: str, shown: str, expected: bool) -> None:
+    assert expected == is_shown(printed, shown)
