@@ -6,15 +6,16 @@ Importing this module lets hypercorn's default worker, which knows only asyncio,
 """
 
 import logging
+import multiprocessing
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.api import Api, build_api, is_first_worker
-from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.settings import SettingsError, ignored_variables, load
-from layered_llm.service.telling import say
-from layered_llm.transport.http.hypercorn_workarounds import worker
+from layered_llm.service.settings import Settings, SettingsError, ignored_variables, load
+from layered_llm.service.supervisor_process import SupervisorAhead, start_ahead
+
+if TYPE_CHECKING:
+    from layered_llm.transport.http.lifespan import LifespanApplication
 
 
 def _is_not_hypercorns(record: logging.LogRecord) -> bool:
@@ -22,15 +23,35 @@ def _is_not_hypercorns(record: logging.LogRecord) -> bool:
     return record.name != "hypercorn.error"
 
 
-def _build() -> Api:
-    worker.survive_sigterm_in_spawned_worker()
+def _application() -> "LifespanApplication":
+    ahead = None
     try:
         settings = load()
         if settings.certfile is not None or settings.keyfile is not None:
             raise SettingsError("under hypercorn give it the certificate: hypercorn --certfile FILE --keyfile FILE")
-        api = build_api(settings)
-    except SettingsError as error:
+        if multiprocessing.parent_process() is not None:  # a worker of hypercorn, which serves what it imports
+            ahead = start_ahead(settings)
+        return _built(settings, ahead)
+    except BaseException as error:
+        if ahead is not None:
+            ahead.end()
+        if not isinstance(error, SettingsError):
+            raise
+        from layered_llm.service.api import is_first_worker  # noqa: PLC0415 - as below
+
         sys.exit(f"layered_llm: {error}" if is_first_worker() else 1)
+
+
+def _built(settings: Settings, ahead: SupervisorAhead | None) -> "LifespanApplication":
+    """Raises SettingsError."""
+    # Imported while the engine's processes start.
+    from layered_llm.service.api import build_api, is_first_worker  # noqa: PLC0415
+    from layered_llm.service.engine_process import set_up_logging  # noqa: PLC0415
+    from layered_llm.service.telling import say  # noqa: PLC0415
+    from layered_llm.transport.http.hypercorn_workarounds import worker  # noqa: PLC0415
+
+    worker.survive_sigterm_in_spawned_worker()
+    api = build_api(settings, ahead)
     ignored = ignored_variables()
     if ignored and is_first_worker():
         say(ignored)
@@ -44,7 +65,7 @@ def _build() -> Api:
     set_up_logging(Role.API, settings)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_not_hypercorns)
-    return api
+    return api.application
 
 
-app: Final = _build().application
+app: Final = _application()

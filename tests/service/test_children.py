@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from layered_llm.service.children import REASON_MARK, ChildExit, run_child
-from layered_llm.service.process_watch import process_start_time
+from layered_llm.service.processes import process_start_time
 
 SAYS_ITS_PID = "import os, sys, threading; sys.stderr.write(f'pid {os.getpid()}\\n'); sys.stderr.flush();"
 FOLLOWS = f"{SAYS_ITS_PID} sys.stdin.read()"

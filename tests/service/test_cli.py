@@ -143,7 +143,7 @@ def test_flags_may_be_spelled_with_underscores_which_values_keep() -> None:
 
 
 def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_settings: object) -> int:
+    def interrupted(*_: object) -> int:
         raise BaseExceptionGroup("a nursery's", [KeyboardInterrupt()])
 
     monkeypatch.setattr("layered_llm.service.serve.run_server", interrupted)

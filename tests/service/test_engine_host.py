@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from layered_llm.domain.ids import ApiId
@@ -17,6 +18,7 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import FIRST_WORD_S, LAST_LOOK_S, PAUSE_S, EngineHost
 from layered_llm.service.run_directory import Owner, RunDirectory
 from layered_llm.service.settings import Settings
+from layered_llm.service.supervisor_process import start_ahead
 from support.service_ends import TEST_S
 
 SETTINGS = Settings(device="scripted")
@@ -104,7 +106,7 @@ def test_a_directory_that_vanishes_is_no_end(home: Path) -> None:
 async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
     command: tuple[str, ...], goodbye_s: float, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: command)
+    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: command)
     monkeypatch.setattr("layered_llm.service.engine_connection.GOODBYE_S", goodbye_s)
     directory = RunDirectory.for_owner(Owner.of(os.getpid()))
 
@@ -116,6 +118,22 @@ async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
             nursery.cancel_scope.cancel()
 
     assert not directory.path.exists()
+
+
+async def test_a_supervisor_started_ahead_is_the_hosts_and_leaves_with_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: SILENT)
+    directory = RunDirectory.for_owner(Owner.of(os.getpid()))
+    ahead = start_ahead(SETTINGS)
+    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", None)  # nobody starts another
+
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(EngineHost(new_client(), SETTINGS, Owner.of(os.getpid()), ahead=ahead).run)
+            await trio.testing.wait_all_tasks_blocked()
+            is_taken = ahead.take() is None
+            nursery.cancel_scope.cancel()
+
+    assert (True, False) == (is_taken, directory.path.exists())
 
 
 def held_by_another() -> tuple[RunDirectory, int]:
@@ -152,7 +170,7 @@ async def test_who_is_told_to_stop_before_it_met_the_engine_leaves_with_it_and_s
 async def test_a_lock_that_stays_free_is_taken_for_another_supervisor(
     home: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("layered_llm.service.engine_host.python_module", lambda *_words: SILENT)
+    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: SILENT)
     directory, lock = held_by_another()
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:

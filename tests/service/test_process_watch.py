@@ -8,7 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from layered_llm.service.process_watch import adopts_orphans, process_start_time, reap_adopted, wait_process_exit
+from layered_llm.service.process_watch import adopts_orphans, reap_adopted, wait_process_exit
+from layered_llm.service.processes import process_start_time
 
 SLEEPER = "import sys; sys.stdin.read()"
 WATCHED = """

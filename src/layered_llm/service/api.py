@@ -26,9 +26,10 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
 from layered_llm.service.fingerprint import fingerprint
 from layered_llm.service.line_writer import LineWriter
-from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
+from layered_llm.service.run_directory import RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_checks import check_before_start
+from layered_llm.service.supervisor_process import SupervisorAhead, server_owner
 from layered_llm.service.telling import farewell, say, tell_phases
 from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_keys import ApiKeys
@@ -81,8 +82,11 @@ class Api:
         self.drain.begin()
 
 
-def build_api(settings: Settings) -> Api:
-    """The parts, wired; nothing is started before the application's lifespan begins. Raises SettingsError."""
+def build_api(settings: Settings, ahead: SupervisorAhead | None = None) -> Api:
+    """The parts, wired; nothing is started before the application's lifespan begins. Raises SettingsError.
+
+    `ahead` is the supervisor, where it was started before this module was imported.
+    """
     check_before_start(settings)
     owner = server_owner()
     try:
@@ -111,7 +115,7 @@ def build_api(settings: Settings) -> Api:
         access_log=_access_log(settings, lines),
         refusals=refusals,
     )
-    host = EngineHost(client, settings, owner)
+    host = EngineHost(client, settings, owner, ahead=ahead)
     return Api(
         application=LifespanApplication(
             app=http, run_engine=partial(_run_engine, host, client, drain, listening, lines), stop_warning_s=LEAVE_S
@@ -151,12 +155,6 @@ def _access_log(settings: Settings, lines: LineWriter) -> AccessLog | None:
 def draw_seed() -> int:
     """A seed for a request that has none."""
     return secrets.randbelow(SEED_LIMIT)
-
-
-def server_owner() -> Owner:
-    """The process whose end ends the server: hypercorn's parent in a worker that it spawned, else this one."""
-    parent = multiprocessing.parent_process()
-    return Owner.of(parent.pid if parent is not None and parent.pid is not None else os.getpid())
 
 
 def is_first_worker() -> bool:

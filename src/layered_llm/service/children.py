@@ -156,8 +156,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def python_module(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs a module with this interpreter, as `ps` shows it."""
-    return (sys.executable, "-m", module, *arguments)

@@ -116,9 +116,12 @@ def _serve(words: list[str]) -> int:
     try:
         settings = load(_with_model(parser, parser.parse(words)))
         _say_what_is_ignored()
-        from layered_llm.service.serve import run_server  # noqa: PLC0415 - see the module's docstring
+        from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415 - see the module's docstring
 
-        return run_server(settings)
+        with supervisor_ahead(settings) as ahead:
+            from layered_llm.service.serve import run_server  # noqa: PLC0415 - while the engine's processes start
+
+            return run_server(settings, ahead)
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE

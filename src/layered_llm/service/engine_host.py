@@ -18,15 +18,15 @@ import attrs
 import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
-from layered_llm.service.children import python_module
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
 from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
-from layered_llm.service.settings import Settings, child_environment
+from layered_llm.service.settings import Settings
 from layered_llm.service.settings_fields import printable
 from layered_llm.service.supervision import RESTART_WINDOW_S, api_peer_name
+from layered_llm.service.supervisor_process import SupervisorAhead, start_supervisor
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.zmq_socket import open_context
 
@@ -53,6 +53,8 @@ class EngineHost:
     _owner: Owner
     _engine: str = ""
     """Tells the engines of one owner apart, as `RunDirectory.for_owner` takes it."""
+    _ahead: SupervisorAhead | None = None
+    """The first supervisor, where it was started already."""
     _starts_s: list[float] = attrs.field(factory=list)
     """When this process started a supervisor, as far as that still counts."""
 
@@ -126,6 +128,11 @@ class EngineHost:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as waiting:
                 nursery.start_soon(_cancel_when_heard, connection, waiting)
+                ahead = None if self._ahead is None else self._ahead.take()
+                if ahead is not None:
+                    self._starts_s.append(trio.current_time())
+                    nursery.start_soon(_see_out, ahead, connection, leave)
+                    await _pass(FIRST_WORD_S, leave)
                 while True:
                     lock = await self._next_lock(directory, leave)
                     if leave.is_set() or not self._may_start:
@@ -133,7 +140,7 @@ class EngineHost:
                         stay.cancel(reason="there is no supervisor, and none is to be started")
                     else:
                         self._starts_s.append(trio.current_time())
-                        nursery.start_soon(self._run_supervisor, directory, lock, connection, leave)
+                        nursery.start_soon(_see_out, start_supervisor(directory, lock, self._settings), connection, leave)
                     await _pass(FIRST_WORD_S, leave)
 
     async def _next_lock(self, directory: RunDirectory, leave: trio.Event) -> int:
@@ -147,33 +154,6 @@ class EngineHost:
             if lock is not None:
                 os.close(lock)
             await _pass(FIRST_WORD_S if was_held else PAUSE_S, leave)
-
-    async def _run_supervisor(
-        self, directory: RunDirectory, lock: int, connection: EngineConnection, leave: trio.Event
-    ) -> None:
-        """Starts the process and waits for it, which frees its entry in the process table; it does not depend on us.
-
-        One that never said a word heard no goodbye either, and would keep the engine for as long as the owner lives.
-        """
-        command = python_module("layered_llm.service.supervisor", *directory.command_line(lock))
-        try:
-            directory.settings_path.write_text(self._settings.to_json())
-            process = await trio.lowlevel.open_process(
-                command, stdin=subprocess.DEVNULL, env=child_environment(), start_new_session=True, pass_fds=[lock]
-            )
-        finally:
-            os.close(lock)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_end_unborn, process, leave)
-                await process.wait()
-                nursery.cancel_scope.cancel(reason="it ended")
-        finally:
-            if not connection.was_heard:
-                process.kill()
-                with trio.move_on_after(HUNG_S, shield=True):
-                    await process.wait()
-            process.poll()
 
     async def _die_with_owner(self) -> None:
         await wait_process_exit(self._owner.pid, start_time=self._owner.start_time)
@@ -190,7 +170,25 @@ def _try_lock(directory: RunDirectory) -> int | None:
             directory.make()
 
 
-async def _end_unborn(process: trio.Process, leave: trio.Event) -> None:
+async def _see_out(process: "subprocess.Popen[bytes]", connection: EngineConnection, leave: trio.Event) -> None:
+    """Waits for a supervisor, which frees its entry in the process table; it does not depend on us.
+
+    One that never said a word heard no goodbye either, and would keep the engine for as long as the owner lives.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_unborn, process, leave)
+            await wait_process_exit(process.pid)
+            nursery.cancel_scope.cancel(reason="it ended")
+    finally:
+        if not connection.was_heard:
+            process.kill()
+            with trio.move_on_after(HUNG_S, shield=True):
+                await wait_process_exit(process.pid)
+        process.poll()
+
+
+async def _end_unborn(process: "subprocess.Popen[bytes]", leave: trio.Event) -> None:
     """A supervisor that has started nothing yet still obeys this signal; any other one ignores it, and hears the goodbye."""
     await leave.wait()
     process.terminate()

@@ -14,7 +14,7 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.service.checkpoint import CheckpointError
-from layered_llm.service.children import python_module
+from layered_llm.service.processes import python_module
 from layered_llm.service.settings import child_environment
 
 

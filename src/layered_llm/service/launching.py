@@ -10,9 +10,9 @@ import attrs
 
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.checkpoint import Checkpoint
-from layered_llm.service.children import python_module, run_child
+from layered_llm.service.children import run_child
 from layered_llm.service.engine_process import EngineArguments
-from layered_llm.service.process_watch import is_stopped
+from layered_llm.service.processes import is_stopped, python_module
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import child_environment
 from layered_llm.service.supervision import peer_name

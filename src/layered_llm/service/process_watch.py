@@ -7,16 +7,13 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from threading import Thread
 from typing import Final
 
 import trio
 
-_START_TIME_FIELD: Final = 22
-"""proc_pid_stat(5) counts fields from 1: pid, then the command in parentheses, then the rest."""
-_FIRST_FIELD_AFTER_COMMAND: Final = 3
-_STOPPED_STATES: Final = ("T", "t")
+from layered_llm.service.processes import process_start_time
+
 _STDIN: Final = 0
 _INIT_PID: Final = 1
 _PR_GET_CHILD_SUBREAPER: Final = 37
@@ -26,32 +23,6 @@ _CHUNK_BYTES: Final = 4096
 
 WaitExit = Callable[[int], Awaitable[None]]
 """Returns when the process of this pid has ended."""
-
-
-def process_start_time(pid: int) -> int:
-    """When the process started, in clock ticks since boot; with the pid it names a process for ever.
-
-    Raises ProcessLookupError when there is no such process.
-    """
-    return int(_fields(pid)[_START_TIME_FIELD - _FIRST_FIELD_AFTER_COMMAND])
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped the process, however busy it was; not for one that is gone."""
-    try:
-        return _fields(pid)[0] in _STOPPED_STATES
-    except ProcessLookupError:
-        return False
-
-
-def _fields(pid: int) -> list[str]:
-    """What stands behind the command, from the process's state on. Raises ProcessLookupError."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise ProcessLookupError(f"no process {pid}") from None
-    # The command may itself contain spaces and parentheses.
-    return stat[stat.rindex(")") + 1 :].split()
 
 
 async def wait_process_exit(pid: int, *, start_time: int | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.service.process_watch import process_start_time
+from layered_llm.service.processes import process_start_time
 from layered_llm.service.settings import runtime_directories
 from layered_llm.service.settings_fields import printable
 from layered_llm.transport.addresses import MAX_IPC_PATH_BYTES, AddressError, LinkAddresses

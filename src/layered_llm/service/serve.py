@@ -19,6 +19,7 @@ from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.process_watch import adopts_orphans, reap_adopted
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_fields import user_path
+from layered_llm.service.supervisor_process import SupervisorAhead
 from layered_llm.service.telling import say
 from layered_llm.transport.http import serving
 from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
@@ -30,11 +31,11 @@ EXIT_FAILED: Final = 1
 logger = logging.getLogger(__name__)
 
 
-def run_server(settings: Settings) -> int:
+def run_server(settings: Settings, ahead: SupervisorAhead) -> int:
     """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which. Raises SettingsError."""
     set_up_logging(Role.API, settings)
     tls = _tls_files(settings)
-    api = build_api(settings)
+    api = build_api(settings, ahead)
     try:
         sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
     except serving.CannotListen as error:
