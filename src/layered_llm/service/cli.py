@@ -22,15 +22,17 @@ _SHELL: Final = "--shell"
 _DEFAULT_COMMAND: Final = "serve"
 _OVERVIEW: Final = """\
 commands:
-  serve [MODEL]   start the server; the command may be left out
-  chat [MODEL]    chat in this terminal, without a server or with any (--url)
+  serve [MODEL]   start a server; the command may be left out
+  chat [MODEL]    chat in this terminal, with an engine of its own or with a server (--url)
   bench URL       measure a running server, of any OpenAI-compatible kind
 
-Each has a --help of its own.
+MODEL is a Hugging Face directory, a GGUF file, or a hub id; without it SmolLM2-135M-Instruct, the default model.
+`layered-llm COMMAND --help` has the options of a command.
 
 examples:
   layered-llm                                         the default model on http://127.0.0.1:8000/v1
-  layered-llm serve ./Qwen3-0.6B --port 9000
+  layered-llm serve ./Qwen3-0.6B --port 9000          a Hugging Face directory
+  layered-llm serve ./Qwen3-0.6B-Q8_0.gguf            a GGUF file
   layered-llm chat                                    or: python -m layered_llm --shell
   echo "Name a colour." | layered-llm chat --temperature 0
   layered-llm bench http://127.0.0.1:8000 --concurrency 8
@@ -53,6 +55,7 @@ _SERVE_EPILOG: Final = f"""\
 examples:
   layered-llm serve                                   the default model on http://127.0.0.1:8000/v1
   layered-llm serve ./Qwen3-0.6B --port 9000 --served-model-name qwen3
+  layered-llm serve --host 0.0.0.0 --api-key-file keys.txt --admin-key-file admin.txt
   layered-llm serve --config llm.toml --log-level debug
 """
 
@@ -109,7 +112,11 @@ def _no_command(name: str, commands: dict[str, Callable[[list[str]], int]]) -> s
 def _serve(words: list[str]) -> int:
     if _SHELL in map(with_dashes, words):
         return _chat([word for word in words if with_dashes(word) != _SHELL])
-    parser = _command_parser("serve [MODEL]", description="Starts the server.", epilog=_SERVE_EPILOG)
+    parser = _command_parser(
+        "serve [MODEL]",
+        description="Serves a model over an OpenAI-compatible HTTP API, until Ctrl-C or SIGTERM.",
+        epilog=_SERVE_EPILOG,
+    )
     _add_model_word(parser)
     parser.add_argument(_SHELL, action="store_true", help=f"chat in the terminal instead, like `{PROGRAM} chat`")
     add_arguments(parser)
@@ -183,7 +190,13 @@ def _command_parser(synopsis: str, description: str = "", epilog: str = "") -> C
 
 def _add_model_word(parser: argparse.ArgumentParser) -> None:
     """The model as a word without a flag, as `vllm serve MODEL` has it."""
-    parser.add_argument("model_word", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model MODEL")
+    parser.add_argument(
+        "model_word",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="as --model MODEL: a Hugging Face directory, a GGUF file, or a hub id; without it the default model",
+    )
 
 
 def _with_model(parser: CommandParser, arguments: argparse.Namespace) -> argparse.Namespace:

@@ -13,7 +13,7 @@ import attrs
 
 from layered_llm.service.settings import Settings
 
-_GROUPS: Final = ("model", "engine", "runtime")
+_GROUPS: Final = ("model", "engine", "runtime", "scripted")
 _DIGITS: Final = 16
 
 

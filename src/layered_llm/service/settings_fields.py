@@ -20,6 +20,8 @@ _KINDS: Final[dict[type, tuple[str, str]]] = {
     bool: ("BOOL", "true or false"),
 }
 """Placeholder in a help text, and what a value has to be, in words."""
+_UNITS: Final = {"_s": "SECONDS", "_ms": "MS", "_us": "US", "_bytes": "BYTES"}
+"""Placeholders for numbers whose names end in a unit."""
 
 
 class SettingsError(Exception):
@@ -93,7 +95,21 @@ def base_type(field: Field) -> type:
 
 def metavar(field: Field) -> str:
     placeholder: str = field.metadata["placeholder"]
-    return placeholder or _KINDS[base_type(field)][0]
+    unit = next((word for ending, word in _UNITS.items() if field.name.endswith(ending)), "")
+    return placeholder or unit or _KINDS[base_type(field)][0]
+
+
+def shown_default(default: Any) -> str:
+    """As a help text has it; empty where nothing is set, and the help text says what that means."""
+    match default:
+        case None | ():
+            return ""
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}"
+        case _:
+            return str(default)
 
 
 def kind(field: Field) -> str:

@@ -15,7 +15,18 @@ from typing import Any, Final
 
 from layered_llm.service import command_flags
 from layered_llm.service.command_flags import ENVIRONMENT_PREFIX
-from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, flag, got, is_tuple, kind, metavar
+from layered_llm.service.settings_fields import (
+    Field,
+    SettingsError,
+    base_type,
+    check,
+    flag,
+    got,
+    is_tuple,
+    kind,
+    metavar,
+    shown_default,
+)
 
 CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
 CONFIG_FLAG: Final = "--config"
@@ -163,8 +174,9 @@ def _add_flag(group: "argparse._ArgumentGroup", field: Field, default: Any) -> N
 
 
 def _help(field: Field, default: Any) -> str:
-    shown = "" if default in (None, (), False) else f" (default: {default})"
-    return f"{field.metadata['help']}{shown} [{variable(field.name)}]"
+    shown = shown_default(default)
+    told = f" (default: {shown})" if shown else ""
+    return f"{field.metadata['help']}{told} [{variable(field.name)}]"
 
 
 def _from_text(field: Field, text: str, name: str) -> Any:

@@ -71,8 +71,15 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load_arguments(parser.add_argument_group("load"))
     _add_prompt_arguments(parser.add_argument_group("prompts and answers"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=_output_file, metavar="FILE", help="write settings, summary and every request's times")
-    output.add_argument("--plot", type=_plot_file, metavar="FILE.png", help="draw latencies and a timeline (needs matplotlib)")
+    output.add_argument(
+        "--json", type=_output_file, metavar="FILE", help="file for settings, summary and every request's times"
+    )
+    output.add_argument(
+        "--plot",
+        type=_plot_file,
+        metavar="FILE.png",
+        help="picture of latencies and a timeline (needs the extra: pip install 'layered-llm[plot]')",
+    )
     output.add_argument("--no-progress", action="store_true", help="keep standard error silent while the run goes on")
 
 
@@ -105,15 +112,20 @@ def read_settings(args: argparse.Namespace) -> BenchSettings:
 def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server, with or without /v1")
     group = parser.add_argument_group("server")
-    group.add_argument("--model", metavar="NAME", help="default: the first one that the server lists")
-    group.add_argument("--endpoint", choices=[item.value for item in Endpoint], default="chat", help="default: %(default)s")
+    group.add_argument("--model", metavar="NAME", help="model to ask for (default: the first one that the server lists)")
+    group.add_argument(
+        "--endpoint",
+        choices=[item.value for item in Endpoint],
+        default="chat",
+        help="endpoint to measure (default: %(default)s)",
+    )
     group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     group.add_argument(
-        "--first-token-timeout", type=_positive_float, default=600.0, metavar="S",
+        "--first-token-timeout", type=_positive_float, default=600.0, metavar="SECONDS",
         help="give a request up when no token came for so long (default: %(default)g)",
     )  # fmt: skip
     group.add_argument(
-        "--idle-timeout", type=_positive_float, default=120.0, metavar="S",
+        "--idle-timeout", type=_positive_float, default=120.0, metavar="SECONDS",
         help="give a request up when its stream stalls for so long (default: %(default)g)",
     )  # fmt: skip
 
@@ -132,7 +144,7 @@ def _add_load_arguments(group: "argparse._ArgumentGroup") -> None:
         "--requests", type=_positive_int, metavar="N",
         help=f"end after N requests (default: {_DEFAULT_REQUESTS}, or no limit with --duration)",
     )  # fmt: skip
-    group.add_argument("--duration", type=_positive_float, metavar="S", help="begin no request after S seconds")
+    group.add_argument("--duration", type=_positive_float, metavar="SECONDS", help="begin no request after so long")
     group.add_argument(
         "--warmup",
         type=_count,
@@ -162,12 +174,12 @@ def _add_prompt_arguments(group: "argparse._ArgumentGroup") -> None:
         "--shared-prefix-words", type=_count, default=0, metavar="N", help="begin all synthetic prompts with the same N words"
     )
     group.add_argument(
-        "--output-tokens", type=_positive_int, default=128, metavar="N", help="max_tokens (default: %(default)s)"
+        "--output-tokens", type=_positive_int, default=128, metavar="N", help="most tokens of an answer (default: %(default)s)"
     )
     group.add_argument(
         "--ignore-eos", action="store_true", help="make each answer as long as --output-tokens, if the server can"
     )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of each request (default: %(default)g)")
     group.add_argument(
         "--extra-body",
         type=_json_object,

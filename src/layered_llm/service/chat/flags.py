@@ -10,12 +10,12 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.service.chat.backend import SamplingChoices
-from layered_llm.service.chat.sampling import TEMPERATURE, TOP_P, sampling_params
+from layered_llm.service.chat.sampling import sampling_params
 from layered_llm.service.settings import Settings, SettingsError, add_arguments, flag, load
 
 ENGINE_DEFAULTS: Final = {"log_level": "warning", "max_running_requests": 1}
 """A chat has one request at a time, and the terminal to itself."""
-_ENGINE_GROUPS: Final = ("model", "engine", "runtime", "other")
+_ENGINE_GROUPS: Final = ("model", "engine", "runtime", "other", "scripted")
 _OF_ANY_BACKEND: Final = ("model", "log_level")
 _DESCRIPTION: Final = """\
 Chats in this terminal: with an engine in this process, or with a server (--url).
@@ -55,16 +55,16 @@ def add_chat_arguments(parser: argparse.ArgumentParser, settings_help: str) -> N
     parser.epilog = f"{settings_help}\n{_EXAMPLES}"
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="system prompt")
-    group.add_argument("--temperature", type=float, metavar="X", help=_open("0 takes the likeliest token", TEMPERATURE))
-    group.add_argument("--top-p", type=float, metavar="X", help=_open("keep the likeliest tokens of this total", TOP_P))
-    group.add_argument("--top-k", type=int, metavar="N", help=_open("keep the N likeliest tokens", "all"))
+    group.add_argument("--temperature", type=float, metavar="X", help=_open("0 takes the likeliest token"))
+    group.add_argument("--top-p", type=float, metavar="X", help=_open("keep the likeliest tokens of this total"))
+    group.add_argument("--top-k", type=int, metavar="N", help=_open("keep the N likeliest tokens"))
     group.add_argument(
         "--max-tokens", type=int, metavar="N", help="most tokens of one answer (default: what the context has left)"
     )
     group.add_argument("--seed", type=int, metavar="N", help="of each answer (default: a new one each time)")
     group = parser.add_argument_group("server")
-    group.add_argument("--url", metavar="URL", help="ask this OpenAI-compatible server, with or without /v1")
-    group.add_argument("--api-key", dest="key", metavar="KEY", help="sent to it as a bearer token")
+    group.add_argument("--url", metavar="URL", help="chat with this OpenAI-compatible server, with or without /v1")
+    group.add_argument("--api-key", dest="key", metavar="KEY", help="sent to that server as a bearer token")
     add_arguments(parser, _ENGINE_GROUPS, ENGINE_DEFAULTS)
 
 
@@ -100,5 +100,5 @@ def _server(arguments: argparse.Namespace) -> Server | None:
     return Server(url=arguments.url, api_key=arguments.key, model=getattr(arguments, "model", None))
 
 
-def _open(text: str, default: object) -> str:
-    return f"{text} (default: {default}; with --url the server's own)"
+def _open(text: str) -> str:
+    return f"{text} (default: as the model advises; with --url the server's own)"
