@@ -197,7 +197,7 @@ class _Cursor:
             return struct.unpack("<" + letter, self._take(struct.calcsize("<" + letter)))[0]
         kind, count = self._array()
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         letter = _letter(kind)
         return list(struct.unpack(f"<{count}{letter}", self._take(count * struct.calcsize("<" + letter))))
 
@@ -229,6 +229,21 @@ class _Cursor:
         except (struct.error, OverflowError):  # behind the end, and behind what a position can be
             raise _cut_off(len(data)) from None
         self._move(position - self.position)
+
+    def _strings(self, count: int) -> list[str]:
+        """As bare a loop, over a copy: a slice of bytes is taken twice as fast as one of a mapping."""
+        begin = self.position
+        self._step_over_strings(count)
+        data, length, position = self.data[begin : self.position], _U64.unpack_from, 0
+        strings: list[str] = []
+        try:
+            for _ in range(count):
+                first = position + 8
+                position = first + length(data, position)[0]
+                strings.append(data[first:position].decode())
+        except UnicodeDecodeError as error:
+            raise _Malformed(f"text before byte {begin + position} is not UTF-8") from error
+        return strings
 
     def _number(self, layout: struct.Struct) -> int:
         number: int = layout.unpack(self._take(layout.size))[0]

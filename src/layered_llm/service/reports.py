@@ -3,15 +3,19 @@
 Must not know: how a report travels or is rendered.
 """
 
+from typing import TYPE_CHECKING
+
 from layered_llm.domain.messages.supervision import AbortTally, Role, StateReport
-from layered_llm.scheduling.statistics import SchedulerStatistics
-from layered_llm.text.text_statistics import TextStatistics
+
+if TYPE_CHECKING:  # a process reports of one core, and would import the others' for it
+    from layered_llm.scheduling.statistics import SchedulerStatistics
+    from layered_llm.text.text_statistics import TextStatistics
 
 Samples = tuple[tuple[str, float], ...]
 
 
 def scheduler_report(
-    statistics: SchedulerStatistics, histograms: Samples, violations: tuple[str, ...], *, query: int, pid: int
+    statistics: "SchedulerStatistics", histograms: Samples, violations: tuple[str, ...], *, query: int, pid: int
 ) -> StateReport:
     return StateReport(
         query=query,
@@ -37,7 +41,7 @@ def scheduler_report(
     )
 
 
-def _scheduler_samples(statistics: SchedulerStatistics) -> Samples:
+def _scheduler_samples(statistics: "SchedulerStatistics") -> Samples:
     counters = {
         "aborts_handled": statistics.aborts_handled,
         "aborts_late": statistics.aborts_late,
@@ -67,7 +71,7 @@ def runtime_report(open_slots: int, *, query: int, rank: int, pid: int) -> State
     )
 
 
-def text_report(statistics: TextStatistics, violations: tuple[str, ...], *, query: int, index: int, pid: int) -> StateReport:
+def text_report(statistics: "TextStatistics", violations: tuple[str, ...], *, query: int, index: int, pid: int) -> StateReport:
     return StateReport(
         query=query,
         role=Role.TEXT,
@@ -82,7 +86,7 @@ def text_report(statistics: TextStatistics, violations: tuple[str, ...], *, quer
     )
 
 
-def _text_samples(statistics: TextStatistics) -> Samples:
+def _text_samples(statistics: "TextStatistics") -> Samples:
     """So that emitted = handled + late + lost over all processes, this worker says for API processes what they do not: the
     aborts that it gives in their place, and those that came from processes that are gone since.
     """

@@ -2,10 +2,6 @@
 
 Must not know: tokens, HTTP, the machine's clock (it is passed in).
 
-The environment offers what Hugging Face documents for chat templates: trimmed blocks, loop controls, `raise_exception`,
-`strftime_now`, a `tojson` that escapes no HTML, and the `generation` block, whose only use is in training. It is sandboxed,
-since a template is a program of whoever published the checkpoint.
-
 Where a template does not know the role "developer", OpenAI's newer name of it, the turn is a system turn, since many templates
 drop roles that they do not know without a word.
 
@@ -17,16 +13,14 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from layered_llm.domain.messages.prompts import NEXT_TURN, ChatMessage, Rendering, ToolCall
+
+if TYPE_CHECKING:  # imported where a template is compiled: a text worker only names them
+    import jinja2
 
 Clock = Callable[[], dt.datetime]
 
@@ -42,16 +36,6 @@ class TemplateFailed:
     message: str
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} … {% endgeneration %}` renders what it holds."""
-
-    tags: Final = {"generation"}  # type: ignore[misc]  # jinja2 declares a class variable and reads it as one
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     """One template with the variables of its checkpoint, compiled at its first use. Any thread may render at any time."""
 
@@ -64,11 +48,13 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         self._compiled: jinja2.Template | TemplateFailed | None = None
 
-    def compile(self) -> jinja2.Template | TemplateFailed:
+    def compile(self) -> "jinja2.Template | TemplateFailed":
         """The template as a program; what a source costs here and at rendering is up to its author."""
         if self._compiled is None:
+            from layered_llm.text.template_environment import template_environment  # noqa: PLC0415 - see above
+
             try:
-                self._compiled = _environment(self.clock).from_string(self.source)
+                self._compiled = template_environment(self.clock).from_string(self.source)
             except Exception as error:  # noqa: BLE001 - the parser raises more than its own errors, such as RecursionError
                 self._compiled = _failure(error)
         return self._compiled
@@ -127,29 +113,11 @@ def _cut(text: str, content: str) -> str | TemplateFailed:
 
 
 def _failure(error: Exception) -> TemplateFailed:
+    import jinja2  # noqa: PLC0415 - which is there when a template fails
+
     text = str(error)
     if isinstance(error, MemoryError):
         return TemplateFailed(message="it needs too much memory")
     if isinstance(error, jinja2.TemplateError) and text:
         return TemplateFailed(message=text)
     return TemplateFailed(message=f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _environment(clock: Clock) -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | str | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -8,6 +8,7 @@ that the `tokenizers` library documents (Replace, Strip, Metaspace, ByteFallback
 name rather than decoded nearly right.
 """
 
+import codecs
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
@@ -111,12 +112,12 @@ def _spaced_table(tokens: Mapping[int, str]) -> PieceTable:
 
 
 def _byte_table(tokens: Mapping[int, str]) -> ByteTable:
-    alphabet = byte_alphabet()
+    alphabet = codecs.charmap_build("".join(sorted(byte_alphabet(), key=byte_alphabet().__getitem__)))
 
     def spell(text: str) -> bytes:
         try:
-            return bytes([alphabet[char] for char in text])
-        except KeyError:  # an added token that holds, say, a plain space stands for its own UTF-8
+            return codecs.charmap_encode(text, "strict", alphabet)[0]
+        except UnicodeEncodeError:  # an added token that holds, say, a plain space stands for its own UTF-8
             return text.encode()
 
     return ByteTable(shown={token: spell(text) for token, text in tokens.items()})

@@ -23,6 +23,8 @@ _PADDING: Final = re.compile(r"\[PAD\d+\]")
 """What llama.cpp's converter calls a row of the model's matrices that no token has."""
 _NO_TOKEN: Final = (1 << 32) - 1
 """An id that stands for none: llama.cpp's -1 in an unsigned field."""
+_COMMENT: Final = "#version"
+"""What begins the file merges.txt, whose lines the library still reads."""
 _SPACE: Final = "\u2581"
 """What SentencePiece writes for a space."""
 _NAMED_IDS: Final = {
@@ -159,7 +161,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     files = {
         "tokenizer.json": _dump(spec | {"added_tokens": _added_tokens(fields), "post_processor": _surrounding(fields)}),
         "tokenizer_config.json": _dump(_tokenizer_config(fields)),
-        "generation_config.json": _dump(_generation_config(fields)),
+        "generation_config.json": _dump(_generation_config(fields, spec["model"]["vocab"])),
     }
     if "tokenizer.chat_template" in metadata:
         files["chat_template.jinja"] = fields.need("tokenizer.chat_template", str)
@@ -175,13 +177,18 @@ def _refuse_unknown(metadata: Mapping[str, Any]) -> None:
 
 
 def _byte_level(fields: _Metadata) -> Spec:
-    merges = [_merge(line) for line in fields.list_of("tokenizer.ggml.merges", str)]
+    merges = _merges(fields.list_of("tokenizer.ggml.merges", str))
     model = {"type": "BPE", "vocab": fields.vocabulary(), "merges": merges}
     return {
         "version": "1.0",
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
     }
+
+
+def _merges(lines: list[str]) -> list[str] | list[tuple[str, str]]:
+    """As lines, which take half the time, unless the library would take one of them for a comment."""
+    return [_merge(line) for line in lines] if any(line.startswith(_COMMENT) for line in lines) else lines
 
 
 def _merge(line: str) -> tuple[str, str]:
@@ -271,10 +278,9 @@ def _tokenizer_config(fields: _Metadata) -> Spec:
     }
 
 
-def _generation_config(fields: _Metadata) -> Spec:
+def _generation_config(fields: _Metadata, vocabulary: Mapping[str, int]) -> Spec:
     fields.token("tokenizer.ggml.eos_token_id")  # one that is no token is not left out: the model would never end
     keyed = {key: fields.token_if_any(key) for key in END_KEYS}
-    vocabulary = fields.vocabulary()
     spellings = end_spellings(vocabulary, {key: token for key, token in keyed.items() if token is not None})
     ends = sorted(vocabulary[token] for token in spellings if token in vocabulary)
     sampled = {name: fields.fields[key] for name, key in _SAMPLING.items() if key in fields.fields}

@@ -40,7 +40,10 @@ class Tokenizer:
         pipeline.no_padding()
         _bound_cache(pipeline)
         added = pipeline.get_added_tokens_decoder()
-        tokens = {token: text for text, token in pipeline.get_vocab(with_added_tokens=False).items()}
+        vocabulary = spec["model"].get("vocab")  # most models' is what the library would make anew
+        if not isinstance(vocabulary, dict):
+            vocabulary = pipeline.get_vocab(with_added_tokens=False)
+        tokens = {token: text for text, token in vocabulary.items()}
         if isinstance(pipeline.model, tokenizers.models.Unigram):  # a list: two places in it may have the same spelling
             places = range(pipeline.get_vocab_size(with_added_tokens=False))
             tokens |= {token: pipeline.id_to_token(token) or "" for token in places if token not in tokens}
