@@ -77,3 +77,19 @@ def test_it_starts_before_anything_slow_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert "[]\n" == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("role", "others"),
+    [
+        ("supervisor", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core")),
+        ("scheduler", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.text.core")),
+        ("text", ("numpy", "quart", "hypercorn", "jinja2", "layered_llm.scheduling.core")),
+        ("runtime", ("quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core", "layered_llm.text.core")),
+    ],
+)
+def test_a_process_imports_nothing_of_the_others(role: str, others: tuple[str, ...]) -> None:
+    program = f"import sys, layered_llm.service.{role}\nprint([name for name in {others} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout

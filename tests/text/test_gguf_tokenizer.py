@@ -69,6 +69,17 @@ def test_bos_and_eos_surround_a_plain_text_where_the_file_asks_for_it(tmp_path: 
     assert ["<|im_start|>", "he", "<|im_end|>"] == spelled(both, "he", add_special_tokens=True)
 
 
+def test_a_merge_that_looks_like_a_comment_of_a_file_of_merges_counts(tmp_path: Path) -> None:
+    word = "#versions"
+    merges = [f"{word[:end]} {word[end]}" for end in range(1, len(word))]
+    tokens = [*byte_alphabet(), *(word[: end + 1] for end in range(1, len(word)))]
+    fields = metadata(pre="qwen2", tokens=tokens, token_type=[1] * len(tokens), merges=merges, **NAMELESS)
+
+    ids = load(tmp_path, fields).tokenizer.encode(word, add_special_tokens=False)
+
+    assert [tokens.index(word)] == ids
+
+
 def eos_tokens(directory: Path, *tokens: str, **changes: Any) -> set[str]:
     """The ends of a file that has these tokens, by their spelling."""
     spellings = [*byte_alphabet(), "he", *tokens]
