@@ -187,3 +187,44 @@ async def test_an_upgrade_to_a_websocket_is_refused(server: RunningServer) -> No
     assert b" 403 " in await read_until(client, b"\r\n\r\n")
 
     await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, 200) for host in (b"a..localhost", b".localhost", b"xn--\xff.localhost", b"x" * 64 + b".localhost")),
+        *((host, 403) for host in (b"a..b", b"..", b".", b"x" * 64, b"xn--\xff", b"[::1", b"a:b:c", b"\xff", b"localhost..")),
+    ],
+)
+async def test_a_host_that_is_no_name_is_answered_like_any(server: RunningServer, host: bytes, status: int) -> None:
+    client = await server.connect()
+    await client.send_all(b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+    answer = await read_until(client, b"}")
+    await client.aclose()
+
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("path", ["/nope", "/health", CHAT])
+async def test_an_answer_before_the_body_is_there_says_that_the_connection_ends(server: RunningServer, path: str) -> None:
+    client = await server.connect()
+    await client.send_all(http_request("PUT", path, {}).partition(b"{}")[0])
+    head = await read_until(client, b"\r\n\r\n")
+    with trio.fail_after(3):
+        rest = await read_to_end(client)
+    await client.aclose()
+
+    assert b"\r\nconnection: close\r\n" in head.lower()
+    assert b"HTTP/1.1" not in rest
+
+
+async def test_an_answer_behind_the_whole_body_keeps_the_connection(server: RunningServer) -> None:
+    client = await server.connect()
+    answers = []
+    for path in (CHAT, "/health", CHAT):
+        await client.send_all(http_request("POST" if path == CHAT else "GET", path, {} if path == CHAT else None))
+        answers.append(await read_until(client, b"}"))
+        assert b"connection: close" not in answers[-1].lower()
+    await client.aclose()
+
+    assert [b"400", b"200", b"400"] == [answer.partition(b"HTTP/1.1 ")[2][:3] for answer in answers]

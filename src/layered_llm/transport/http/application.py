@@ -11,9 +11,10 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from quart import Response, g, request
+from quart.wrappers import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
-from werkzeug.routing import BaseConverter
+from werkzeug.routing import BaseConverter, MapAdapter
 
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
@@ -55,6 +56,15 @@ _CODES: Final = {
 logger = logging.getLogger(__name__)
 
 
+class _Application(QuartTrio):
+    """Finds routes by their paths alone: the framework fails at a Host that is no name, and at a query that is no text."""
+
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
+        if request is None:
+            return None
+        return self.url_map.bind("localhost", url_scheme=request.scheme, default_method=request.method, path_info=request.path)
+
+
 class _AnyPath(BaseConverter):
     """The rest of a path as it is, where the framework's own takes none that begins with a slash: a model may be named so."""
 
@@ -86,7 +96,7 @@ def build_application(
         access_log: given each request that is over.
         refusals: counts what is refused.
     """
-    app = QuartTrio("layered_llm", static_folder=None)
+    app = _Application("layered_llm", static_folder=None)
     budget = ByteBudget(settings.max_unfinished_body_bytes, settings.max_unfinished_body_bytes_per_client)
     app.asgi_http_class = partial(  # type: ignore[assignment]  # only called
         OwningConnection, BodyRules(budget, settings.retry_after_s), access_log

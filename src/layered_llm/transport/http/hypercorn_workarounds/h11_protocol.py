@@ -7,6 +7,8 @@ Faults of upstream:
   nothing that they could say: they are dropped (RFC 9112, section 9.6).
 * An empty line before a request is an error. Old clients send one behind a body (RFC 9112, section 2.2).
 * A response has no reason phrase, which is legal, but counted as failed by load generators and shown as None by clients.
+* A response that did not wait for the request's body ends the connection without saying so, and the client's next request on it
+  fails.
 * A connection becomes an HTTP/2 one by `Upgrade: h2c`, whatever HTTP2-Settings say. RFC 9113 has dropped this way, no client of
   this server uses it, and proxies that pass it on are led past their own rules (request smuggling): it is ignored, as any
   upgrade may be. HTTP/2 begins with its preface.
@@ -27,6 +29,9 @@ class TolerantConnection(h11.Connection):
     """Stands in for `h11.Connection` on a server."""
 
     def send(self, event: Any) -> Any:
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            headers = [*event.headers.raw_items(), (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
         data = super().send(event)
         if data is None or not isinstance(event, h11.Response | h11.InformationalResponse) or event.reason:
             return data
