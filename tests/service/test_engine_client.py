@@ -2,7 +2,9 @@ import contextlib
 
 import pytest
 import trio
+import trio.testing
 
+from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, TextId
 from layered_llm.domain.messages.api_text import (
@@ -12,6 +14,7 @@ from layered_llm.domain.messages.api_text import (
     DescribeTokenizer,
     Rejected,
     Submit,
+    TextEmitted,
     TokenizerDescribed,
 )
 from layered_llm.domain.messages.prompts import Prompt
@@ -25,10 +28,11 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.service.api import freeze_when_ready
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
-from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.http.engine_port import BacklogFull, EngineLost
 from layered_llm.transport.outbox import Outbox
 
 READY = EngineStatus(phase=EnginePhase.READY, generation=1, supervisor_pid=1, detail="ready")
@@ -357,3 +361,61 @@ async def test_without_a_supervisor_the_process_reports_itself() -> None:
     state = await ready_client(connection()).state()
 
     assert (Role.SUPERVISOR.value,) == state.silent
+
+
+class Full:
+    """A backlog without any room."""
+
+    def take(self, count: int) -> object | None:
+        return "full"
+
+    def give_back(self, count: int) -> None:
+        raise AssertionError("nothing was booked")
+
+
+async def test_a_reader_that_fetches_too_little_loses_its_request_alone() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        slow, other = opened(client, owner), opened(client, owner)
+        for stream in (slow, other):
+            stream.bound(Full())
+            client.on_text(Accepted(request=stream.request, prompt_tokens=1))
+        client.on_text(emitted_text(slow, other))
+        await other.receive()
+        client.on_text(emitted_text(slow, other))
+
+        with pytest.raises(BacklogFull):
+            await slow.receive()
+        assert 1 == len(await other.receive())
+        aborts = [message for message in await emitted(text) if isinstance(message, Abort)]
+        assert [Abort(request=slow.request, reason=AbortReason.OVER_BUDGET)] == aborts
+
+
+def emitted_text(*streams: RequestStream) -> TextEmitted:
+    """One token for each."""
+    return TextEmitted(
+        requests=pack_i64(stream.request for stream in streams),
+        choices=pack_i32([0] * len(streams)),
+        texts=("x",) * len(streams),
+        token_counts=pack_i32([1] * len(streams)),
+        token_ids=pack_i32([7] * len(streams)),
+        finish_reasons=pack_i8([0] * len(streams)),
+        matched_stops=(None,) * len(streams),
+        ended=b"",
+        ended_prompt_tokens=b"",
+        ended_completion_tokens=b"",
+        ended_cached_tokens=b"",
+        ended_errors=(),
+    )
+
+
+async def test_what_a_start_made_is_kept_from_the_garbage_collector_once_the_engine_is_ready() -> None:
+    client = EngineClient(api=ApiId(5), pid=1, max_open_requests=1, draw_seed=lambda: 77)
+    frozen = list[EnginePhase]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(freeze_when_ready, client, lambda: frozen.append(client.status().phase))
+        for status in (RESTARTING, READY, RESTARTING, READY):
+            await trio.testing.wait_all_tasks_blocked()
+            client.on_status(status, ())
+    assert [EnginePhase.READY] == frozen

@@ -27,7 +27,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
+from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted, RequestSummary
 
@@ -88,6 +88,7 @@ class FakeStream:
     name: str | None = attrs.field(init=False, default=None)
     body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    backlog: Backlog | None = attrs.field(init=False, default=None)
 
     def accept(self, prompt_tokens: int = 3) -> None:
         prompt_ids = pack_i32(range(prompt_tokens)) if self.params.tells_prompt_ids else b""
@@ -135,6 +136,9 @@ class FakeStream:
                 self.first_token_s = trio.current_time() if self.first_token_s is None else self.first_token_s
             self.is_over = isinstance(event, RequestEnded)
         return tuple(taken)
+
+    def bound(self, backlog: Backlog) -> None:
+        self.backlog = backlog
 
     def summary(self) -> RequestSummary:
         accepted = self._verdict

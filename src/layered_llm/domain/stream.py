@@ -3,8 +3,14 @@
 Must not know: links, HTTP.
 """
 
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Protocol, overload
+
 import attrs
 
+from layered_llm.domain.columns import unpack_f32, unpack_i32
 from layered_llm.domain.finish import FinishReason
 
 
@@ -39,6 +45,106 @@ class SampledLogprob(TokenLogprob):
     """How many tokens of the vocabulary are at least as likely, itself included. Told of a prompt's tokens but the first."""
 
 
+class LogprobRun(Sequence[SampledLogprob]):
+    """Those of tokens in a row, packed until they are read.
+
+    As objects they take five times the memory, and with millions of them each garbage collection takes seconds.
+    """
+
+    __slots__ = ("entry_ids", "entry_logprobs", "names", "ranks", "starts")
+
+    def __init__(
+        self, counts: Sequence[int], entry_ids: bytes, entry_logprobs: bytes, names: tuple[bytes, ...], ranks: Sequence[int]
+    ) -> None:
+        """`counts` entries of each token, its own first, whose ids and logarithms are packed. `ranks` are 0 where not told."""
+        self.starts = array("i", accumulate(counts, initial=0))
+        self.entry_ids = entry_ids
+        self.entry_logprobs = entry_logprobs
+        self.names = names
+        self.ranks = ranks
+
+    @classmethod
+    def joined(cls, runs: Sequence["LogprobRun"]) -> "LogprobRun":
+        """The tokens of all `runs`, each looked at once."""
+        return cls(
+            [count for run in runs for count in run.counts],
+            b"".join(run.entry_ids for run in runs),
+            b"".join(run.entry_logprobs for run in runs),
+            tuple(chain.from_iterable(run.names for run in runs)),
+            array("i", chain.from_iterable(run.ranks for run in runs)),
+        )
+
+    @property
+    def entry_count(self) -> int:
+        """Log probabilities, those of the likeliest tokens counted."""
+        return len(self.names)
+
+    @property
+    def counts(self) -> Iterator[int]:
+        """Entries of each token."""
+        return (end - start for start, end in zip(self.starts, self.starts[1:], strict=False))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> SampledLogprob: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "LogprobRun": ...
+
+    def __getitem__(self, place: int | slice) -> "SampledLogprob | LogprobRun":
+        if isinstance(place, int):
+            place = range(len(self))[place]
+            return next(iter(self[place : place + 1]))
+        first, behind, step = place.indices(len(self))
+        if step != 1:
+            raise ValueError("a run is divided into runs")
+        behind = max(first, behind)
+        start, end = self.starts[first], self.starts[behind]
+        counts = [self.starts[index + 1] - self.starts[index] for index in range(first, behind)]
+        return LogprobRun(
+            counts,
+            self.entry_ids[4 * start : 4 * end],
+            self.entry_logprobs[4 * start : 4 * end],
+            self.names[start:end],
+            self.ranks[first:behind],
+        )
+
+    def __iter__(self) -> Iterator[SampledLogprob]:
+        entries = zip(unpack_i32(self.entry_ids), self.names, unpack_f32(self.entry_logprobs), strict=True)
+        for count, rank in zip(self.counts, self.ranks, strict=True):
+            token_id, token, logprob = next(entries)
+            top = tuple(
+                TokenLogprob(token_id=other, token=name, logprob=likely)
+                for _, (other, name, likely) in zip(range(count - 1), entries, strict=False)
+            )
+            yield SampledLogprob(token_id=token_id, token=token, logprob=logprob, top=top, rank=rank or None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to tuples, which hash by their items
+
+    def __repr__(self) -> str:
+        return f"LogprobRun({tuple(self)!r})"
+
+
+def logprob_entries(logprobs: Sequence[SampledLogprob]) -> int:
+    """How many log probabilities these are, those of the likeliest tokens counted."""
+    return logprobs.entry_count if isinstance(logprobs, LogprobRun) else sum(1 + len(one.top) for one in logprobs)
+
+
+class Backlog(Protocol):
+    """Room for what came for a stream and was not fetched yet."""
+
+    def take(self, count: int) -> object | None:
+        """Books `count` bytes; anything but None says that they do not fit, and books none."""
+
+    def give_back(self, count: int) -> None:
+        """`count` bytes that were booked are not needed any more."""
+
+
 @attrs.frozen(kw_only=True)
 class ChoiceDelta:
     """Everything that came for one choice since its last delta."""
@@ -49,9 +155,9 @@ class ChoiceDelta:
     finish_reason: FinishReason
     """RUNNING while the choice goes on; anything else in exactly one delta of the choice, its last."""
     matched_stop: str | int | None
-    logprobs: tuple[SampledLogprob, ...] = ()
+    logprobs: Sequence[SampledLogprob] = ()
     """One for each of `token_ids` where the request asked for them, else none."""
-    prompt_logprobs: tuple[SampledLogprob, ...] = ()
+    prompt_logprobs: Sequence[SampledLogprob] = ()
     """One for each token of the prompt, in the first delta, where the request asked for them; the first one's is 0."""
 
 

@@ -1,43 +1,51 @@
-"""The log probabilities of a TextEmitted, token by token.
+"""The log probabilities of a TextEmitted, row by row, as they are packed there.
 
 Must not know: requests, who reads them.
 """
 
-from collections.abc import Iterator
+from itertools import accumulate
 
-from layered_llm.domain.columns import rows, unpack_f32, unpack_i32
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.api_text import TextEmitted
 from layered_llm.domain.messages.logprobs import LogprobColumns
-from layered_llm.domain.stream import SampledLogprob, TokenLogprob
+from layered_llm.domain.stream import LogprobRun, SampledLogprob
 
 
-def sampled_logprobs(message: TextEmitted) -> tuple[SampledLogprob | None, ...]:
-    """One for each of the message's tokens, None for a token whose request wants none; empty where no request wants any."""
-    if message.logprobs is None:
-        return ()
-    return tuple(_told(message.logprobs, message.logprob_tokens))
+class DeltaLogprobs:
+    """Those of one message; nothing is built for a row that nobody asks for."""
+
+    def __init__(self, message: TextEmitted) -> None:
+        self._sampled = None if message.logprobs is None else _Columns(message.logprobs, message.logprob_tokens)
+        prompts = message.prompt_logprobs
+        self._prompt = None if prompts is None else _Columns(prompts.columns, message.prompt_logprob_tokens)
+        self._prompt_ends = () if prompts is None else tuple(accumulate(unpack_i32(prompts.token_counts), initial=0))
+
+    def sampled(self, first: int, behind: int) -> "LogprobRun | tuple[SampledLogprob, ...]":
+        """Of the message's tokens from `first` on, but for those whose request wants none."""
+        return () if self._sampled is None else self._sampled.run(first, behind)
+
+    def prompt(self, row: int) -> "LogprobRun | tuple[SampledLogprob, ...]":
+        """Of the prompt's tokens that come with a row."""
+        return () if self._prompt is None else self._prompt.run(self._prompt_ends[row], self._prompt_ends[row + 1])
 
 
-def prompt_logprobs(message: TextEmitted) -> tuple[tuple[SampledLogprob, ...], ...]:
-    """What each of the message's rows tells of its prompt; empty where no request wants any."""
-    if message.prompt_logprobs is None:
-        return ()
-    told = _told(message.prompt_logprobs.columns, message.prompt_logprob_tokens)
-    counts = unpack_i32(message.prompt_logprobs.token_counts)
-    return tuple(tuple(one for _, one in zip(range(count), told, strict=False) if one is not None) for count in counts)
+class _Columns:
+    def __init__(self, columns: LogprobColumns, names: tuple[bytes, ...]) -> None:
+        self._columns = columns
+        self._names = names
+        self._counts = unpack_i32(columns.counts)
+        self._starts = tuple(accumulate(self._counts, initial=0))
+        self._ranks = unpack_i32(columns.ranks)
 
-
-def _told(columns: LogprobColumns, tokens: tuple[bytes, ...]) -> Iterator[SampledLogprob | None]:
-    first = 0
-    for entries in columns:
-        behind = first + rows("i", entries.token_ids)
-        each = zip(unpack_i32(entries.token_ids), tokens[first:behind], unpack_f32(entries.logprobs), strict=True)
-        told = [TokenLogprob(token_id=token_id, token=token, logprob=logprob) for token_id, token, logprob in each]
-        first = behind
-        if not told:
-            yield None
-            continue
-        own, *top = told
-        yield SampledLogprob(
-            token_id=own.token_id, token=own.token, logprob=own.logprob, top=tuple(top), rank=entries.rank or None
+    def run(self, first: int, behind: int) -> "LogprobRun | tuple[SampledLogprob, ...]":
+        start, end = self._starts[first], self._starts[behind]
+        if start == end:
+            return ()
+        told = [place for place in range(first, behind) if self._counts[place]]
+        return LogprobRun(
+            [self._counts[place] for place in told],
+            self._columns.token_ids[4 * start : 4 * end],
+            self._columns.logprobs[4 * start : 4 * end],
+            self._names[start:end],
+            [self._ranks[place] if self._ranks else 0 for place in told],
         )

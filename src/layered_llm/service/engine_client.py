@@ -341,6 +341,8 @@ class EngineClient:
             stream = self._streams[record.request]
             if record.is_over:
                 self._leave(stream, None)
+            elif record.is_over_backlog:
+                stream.close(AbortReason.OVER_BUDGET)
             else:
                 stream.wake()
 

@@ -39,6 +39,9 @@ from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import MessageLink
 
 LAST_ABORTS_S: Final = 1.0
+LONG_WORK_S: Final = 0.001
+"""Of messages that came together. Those of ordinary steps take less."""
+LONGEST_REST_S: Final = 0.02
 GOODBYE_S: Final = 6.0
 """Above what the supervisor takes in the worst case to end children that do not listen (`STOP_S`, `children._end`)."""
 
@@ -199,5 +202,11 @@ class _Generation:
 
 async def _receive(client: EngineClient, link: TextLink) -> None:
     while True:
-        for message in await link.receive():
+        messages = await link.receive()
+        began_s = trio.current_time()
+        for message in messages:
             client.on_text(message)
+        spent_s = trio.current_time() - began_s
+        if spent_s > LONG_WORK_S:
+            # Others need many rounds of the loop: half of the time is theirs. Who makes the messages is slower still.
+            await trio.sleep(min(spent_s, LONGEST_REST_S))

@@ -7,18 +7,35 @@ the abort), or lost with the engine. What comes for a request that is not in the
 """
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
+from layered_llm.domain.columns import unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextAnswer, TextEmitted
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent, Usage
-from layered_llm.service.delta_logprobs import prompt_logprobs, sampled_logprobs
+from layered_llm.domain.stream import (
+    Backlog,
+    ChoiceDelta,
+    LogprobRun,
+    RequestEnded,
+    SampledLogprob,
+    StreamEvent,
+    Usage,
+    logprob_entries,
+)
+from layered_llm.service.delta_logprobs import DeltaLogprobs
 from layered_llm.service.request_figures import RequestFigures, RequestTimes
+
+MOST_BYTES_AT_ONCE: Final = 1 << 18
+"""Of what a reader is given by one call, and the choice that completes it: less than a millisecond of joining."""
+_TOKEN_BYTES: Final = 40
+_LOGPROB_BYTES: Final = 64
+"""Of what waits to be fetched: a number, and 8 packed bytes beside the token's name."""
 
 
 @enum.unique
@@ -58,8 +75,14 @@ class RequestRecord:
     """Its owner has left; nothing is there to be fetched any more."""
     _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
     """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
-    _pending: dict[int, ChoiceDelta] = attrs.field(factory=dict)
-    """At most one delta for each choice: what nobody fetched yet is merged, so a slow reader costs no more than its text."""
+    backlog: Backlog | None = None
+    """Has to have room for what nobody fetched yet, all but the first delta of each choice; None where nothing bounds it."""
+    is_over_backlog: bool = False
+    """It had none: the request is to be left, unless it ended with the message that did not fit."""
+    _booked_bytes: int = 0
+    _pending: dict[int, list[ChoiceDelta]] = attrs.field(factory=dict)
+    """Of each choice what nobody fetched yet, merged so that a slow reader costs little more than its text: of `k` tokens in at
+    most log2(k) deltas, each longer than the next, so that a token is copied as often at most."""
     _end: RequestEnded | None = None
 
     @property
@@ -67,31 +90,62 @@ class RequestRecord:
         return bool(self._pending) or self._end is not None
 
     def take_events(self) -> tuple[StreamEvent, ...]:
-        """Everything that came since the last call; the end, once, behind all deltas."""
-        events: list[StreamEvent] = list(self._pending.values())
-        self._count_ends()
-        if self._end is not None:
-            events.append(self._end)
-            self._end = None
+        """What came since the last call, or as much of it as is done at once; the end, once, behind all deltas."""
+        events: list[StreamEvent] = []
+        size_bytes = 0
+        while self._pending and size_bytes < MOST_BYTES_AT_ONCE:
+            choice = next(iter(self._pending))  # one that is taken comes last again
+            delta = _merged(self._pending.pop(choice))
+            size_bytes += _size_bytes(delta)
+            self._count_if_ended(delta, delta.finish_reason)
+            events.append(delta)
+        if not self._pending:
+            self._give_back()
+            if self._end is not None:
+                events.append(self._end)
+                self._end = None
         return tuple(events)
 
     def drop_events(self) -> None:
         """Nobody takes them any more: who left before the end of a choice was told has aborted it."""
         self.is_dropped = True
-        if any(delta.finish_reason is not FinishReason.RUNNING for delta in self._pending.values()):
+        last = [deltas[-1] for deltas in self._pending.values()]
+        if any(delta.finish_reason is not FinishReason.RUNNING for delta in last):
             self.finish_reason = FinishReason.ABORT
-        self._count_ends(FinishReason.ABORT)
+        for delta in last:
+            self._count_if_ended(delta, FinishReason.ABORT)
+        self._pending.clear()
+        self._give_back()
         self._end = None
 
-    def _count_ends(self, instead: FinishReason | None = None) -> None:
-        for delta in self._pending.values():
-            if delta.finish_reason is not FinishReason.RUNNING:
-                self._count_end(instead or delta.finish_reason)
-        self._pending.clear()
+    def _count_if_ended(self, delta: ChoiceDelta, reason: FinishReason) -> None:
+        if delta.finish_reason is not FinishReason.RUNNING:
+            self._count_end(reason)
+
+    def _give_back(self) -> None:
+        if self.backlog is not None and self._booked_bytes:
+            self.backlog.give_back(self._booked_bytes)
+            self._booked_bytes = 0
 
     def add_delta(self, delta: ChoiceDelta) -> None:
-        waiting = self._pending.get(delta.choice)
-        self._pending[delta.choice] = delta if waiting is None else _merged(waiting, delta)
+        waiting = self._pending.setdefault(delta.choice, [])
+        if not waiting:
+            waiting.append(delta)
+            return
+        if waiting[-1].finish_reason is not FinishReason.RUNNING:
+            raise InvariantViolated(f"choice {delta.choice} goes on after it finished")
+        self._book(_size_bytes(delta))
+        waiting.append(delta)
+        while len(waiting) > 1 and len(waiting[-2].token_ids) <= len(waiting[-1].token_ids):
+            waiting[-2:] = [_merged(waiting[-2:])]
+
+    def _book(self, size_bytes: int) -> None:
+        if self.backlog is None or self.is_over_backlog:
+            return
+        if self.backlog.take(size_bytes) is None:
+            self._booked_bytes += size_bytes
+        else:
+            self.is_over_backlog = True
 
     def finish(self, end: RequestEnded) -> None:
         self.phase, self._end, self.error, self.usage = Phase.ENDED, end, end.error, end.usage
@@ -102,18 +156,33 @@ class RequestRecord:
         return self.phase not in (Phase.SUBMITTED, Phase.ACCEPTED)
 
 
-def _merged(earlier: ChoiceDelta, later: ChoiceDelta) -> ChoiceDelta:
-    if earlier.finish_reason is not FinishReason.RUNNING:
-        raise InvariantViolated(f"choice {later.choice} goes on after it finished")
+def _size_bytes(delta: ChoiceDelta) -> int:
+    """About what it takes to keep `delta` until it is fetched."""
+    logprobs = logprob_entries(delta.logprobs) + logprob_entries(delta.prompt_logprobs)
+    return 4 * len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * logprobs
+
+
+def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """One delta of a choice for several that came in this order."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
     return ChoiceDelta(
-        choice=later.choice,
-        text=earlier.text + later.text,
-        token_ids=earlier.token_ids + later.token_ids,
-        finish_reason=later.finish_reason,
-        matched_stop=later.matched_stop,
-        logprobs=earlier.logprobs + later.logprobs,
-        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        choice=last.choice,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        finish_reason=last.finish_reason,
+        matched_stop=last.matched_stop,
+        logprobs=_joined([delta.logprobs for delta in deltas if delta.logprobs]),
+        prompt_logprobs=_joined([delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]),
     )
+
+
+def _joined(parts: Sequence[Sequence[SampledLogprob]]) -> Sequence[SampledLogprob]:
+    runs = [part for part in parts if isinstance(part, LogprobRun)]
+    if len(parts) <= 1:
+        return parts[0] if parts else ()
+    return LogprobRun.joined(runs) if len(runs) == len(parts) else tuple(chain.from_iterable(parts))
 
 
 @attrs.define
@@ -183,33 +252,48 @@ class OpenRequests:
     def on_text(self, message: TextEmitted, now_s: float) -> Iterable[RequestRecord]:
         """Spreads the rows over the records; returns those that have news."""
         touched: dict[RequestId, RequestRecord] = {}
-        has_more = message.logprobs is not None or message.prompt_logprobs is not None
-        if has_more and not any(request in self._records for request in unpack_i64(message.requests)):
-            # Nothing is built for requests that are gone: a thousand log probabilities take milliseconds.
-            self._late += rows("q", message.requests)
-            deltas: Iterable[tuple[RequestId, ChoiceDelta]] = ()
-        else:
-            deltas = _deltas(message)
-        for request, delta in deltas:
-            record = self._records.get(request)
-            if record is None:
-                self._late += 1
-                continue
+        for record, delta in self._deltas(message):
             record.add_delta(delta)
             self._note_finish(record, delta)
             self._figures.observe(record.times, delta, now_s)
-            touched[request] = record
+            touched[record.request] = record
         for request, end in _ends(message):
-            record = self._records.pop(request, None)
+            ended = self._records.pop(request, None)
+            if ended is None:
+                self._late += 1
+                continue
+            ended.finish(end)
+            self._figures.observe_end(ended.times, end, now_s)
+            self._ended += 1
+            self._failed += end.error is not None
+            touched[request] = ended
+        return touched.values()
+
+    def _deltas(self, message: TextEmitted) -> Iterable[tuple[RequestRecord, ChoiceDelta]]:
+        """The rows of requests that are open; nothing is built for the others, which are counted."""
+        tokens = unpack_i32(message.token_ids)
+        counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
+        requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
+        logprobs = DeltaLogprobs(message)
+        behind = 0
+        for row, number in enumerate(requests):
+            first, behind = behind, behind + counts[row]
+            record = self._records.get(RequestId(number))
             if record is None:
                 self._late += 1
                 continue
-            record.finish(end)
-            self._figures.observe_end(record.times, end, now_s)
-            self._ended += 1
-            self._failed += end.error is not None
-            touched[request] = record
-        return touched.values()
+            yield (
+                record,
+                ChoiceDelta(
+                    choice=choices[row],
+                    text=message.texts[row],
+                    token_ids=tuple(tokens[first:behind]),
+                    finish_reason=FinishReason(reasons[row]),
+                    matched_stop=message.matched_stops[row],
+                    logprobs=logprobs.sampled(first, behind),
+                    prompt_logprobs=logprobs.prompt(row),
+                ),
+            )
 
     def lose(self, texts: Iterable[TextId] | None = None) -> list[RequestRecord]:
         """The engine is gone, or these text workers of it: their requests are over, and nothing is owed for them."""
@@ -254,29 +338,6 @@ class OpenRequests:
         if delta.finish_reason is not FinishReason.RUNNING:
             record.open_choices -= 1
             record.finish_reason = max(record.finish_reason, delta.finish_reason)
-
-
-def _deltas(message: TextEmitted) -> Iterable[tuple[RequestId, ChoiceDelta]]:
-    tokens = unpack_i32(message.token_ids)
-    counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
-    requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
-    logprobs, prompts = sampled_logprobs(message), prompt_logprobs(message)
-    first = 0
-    for row, request in enumerate(requests):
-        behind = first + counts[row]
-        yield (
-            RequestId(request),
-            ChoiceDelta(
-                choice=choices[row],
-                text=message.texts[row],
-                token_ids=tuple(tokens[first:behind]),
-                finish_reason=FinishReason(reasons[row]),
-                matched_stop=message.matched_stops[row],
-                logprobs=tuple(each for each in logprobs[first:behind] if each is not None),
-                prompt_logprobs=prompts[row] if prompts else (),
-            ),
-        )
-        first = behind
 
 
 def _ends(message: TextEmitted) -> Iterable[tuple[RequestId, RequestEnded]]:

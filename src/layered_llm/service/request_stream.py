@@ -14,10 +14,10 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer
 from layered_llm.domain.messages.supervision import RequestFate
-from layered_llm.domain.stream import StreamEvent
+from layered_llm.domain.stream import Backlog, StreamEvent
 from layered_llm.service.ended_requests import fate_of
 from layered_llm.service.open_requests import Phase, RequestRecord
-from layered_llm.transport.http.engine_port import EngineLost, RequestAborted, RequestSummary
+from layered_llm.transport.http.engine_port import BacklogFull, EngineLost, RequestAborted, RequestSummary
 
 if TYPE_CHECKING:
     from layered_llm.service.engine_client import TextConnection
@@ -90,13 +90,21 @@ class RequestStream:
         return self._record.answer
 
     async def receive(self) -> tuple[StreamEvent, ...]:
-        """Everything that came since the last call, at least one event. Raises EngineLost."""
+        """What came since the last call, at least one event; the rest of it with the next call. Raises EngineLost."""
         if not isinstance(self._record.verdict, Accepted):
             raise InvariantViolated("a request is read after it was accepted")
         await trio.lowlevel.checkpoint()
         while not self._record.has_events:
             await self._next_news()
         return self._record.take_events()
+
+    def bound(self, backlog: Backlog) -> None:
+        """What is not fetched has to fit into `backlog`."""
+        self._record.backlog = backlog
+
+    @property
+    def is_over_backlog(self) -> bool:
+        return self._record.is_over_backlog
 
     def join(self, first: RequestId) -> None:
         """Who ends `first` by its id ends this request too."""
@@ -121,6 +129,8 @@ class RequestStream:
                 raise EngineLost("the engine process that had the request is gone")
             case Phase.CLOSED if self._record.closed_as is AbortReason.ADMINISTRATIVE:
                 raise RequestAborted("the request was ended by its id")
+            case Phase.CLOSED if self._record.closed_as is AbortReason.OVER_BUDGET and self._record.is_over_backlog:
+                raise BacklogFull("the reader took too little of what came")
             case Phase.CLOSED:
                 raise EngineLost("the request was closed")
             case Phase.ENDED if self._record.is_dropped:

@@ -132,8 +132,8 @@ class Settings:
         low=1,
     )
     max_unsent_answer_bytes: int = _setting(
-        "bytes of answers that are not streamed that one API process keeps while they grow; what exceeds them is answered "
-        "with 503",
+        "bytes that one API process keeps of answers that are not streamed, while they grow, and of streams whose readers are "
+        "slow; what exceeds them is answered with 503, and ends a stream with an error",
         default=256 * 1024 * 1024,
         group="limits",
         low=1,

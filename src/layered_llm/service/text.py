@@ -3,6 +3,7 @@
 Must not know: HTTP, tensors, policy.
 """
 
+import gc
 import os
 from datetime import datetime
 from pathlib import Path
@@ -75,6 +76,7 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
         files = read_files(arguments.checkpoint, arguments.settings)
+        gc.freeze()  # looking through a vocabulary and all imported code, again and again, would hold up every stream
         await work_text(ZmqLinks(context, context), arguments.addresses, arguments.index, files)
 
 

@@ -15,7 +15,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, StreamEvent
+from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, StreamEvent
 from layered_llm.service.engine_client import EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.transport.http.engine_port import RequestSummary
@@ -59,6 +59,9 @@ class ObservedStream:
         for event in events:
             self._note(event)
         return events
+
+    def bound(self, backlog: Backlog) -> None:
+        self.stream.bound(backlog)
 
     def summary(self) -> RequestSummary:
         return self.stream.summary()

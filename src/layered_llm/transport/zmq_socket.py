@@ -36,8 +36,8 @@ _RECONNECT_MS: Final = 10
 _RECONNECT_MAX_MS: Final = 50
 
 
-BYTES_PER_RECEIVE: Final = 64 << 10
-"""A receiver works off at most so much, and the message that completes it, before other tasks get their turn: some 10 ms where
+BYTES_PER_RECEIVE: Final = 32 << 10
+"""A receiver works off at most so much, and the message that completes it, before other tasks get their turn: some 2 ms where
 these are log probabilities."""
 
 

@@ -1,6 +1,8 @@
 """Answers that are sent at once: what they may hold while they grow, and how they are written without holding up others."""
 
 import json
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -13,6 +15,9 @@ from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, TokenLogprob
 from layered_llm.transport.http import answer
 from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, portions
 from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.byte_budget import Over
+from layered_llm.transport.http.engine_port import BacklogFull
+from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.native import generate_answer
 from layered_llm.transport.http.openai_schema import responses
 from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
@@ -176,3 +181,37 @@ def test_a_large_batch_of_a_stream_is_encoded_in_portions(shape: Shape) -> None:
     ]
 
     assert (6000, True) == (sum(told_tokens), len(pieces) >= 12)
+
+
+async def test_a_stream_has_to_fit_its_clients_limit_with_what_it_does_not_take() -> None:
+    engine = FakeEngine(filling)
+    async with trio.open_nursery() as nursery:
+        call = Call(application(engine, settings=TIGHT))
+        nursery.start_soon(call.run, "POST", CHAT, json.dumps({"messages": MESSAGES, "stream": True}).encode())
+        await engine.wait_opened()
+        await trio.testing.wait_all_tasks_blocked()
+        backlog = engine.streams[0].backlog
+        assert backlog is not None
+        assert [None, Over.ACCOUNT] == [backlog.take(19_000), backlog.take(2_000)]
+        backlog.give_back(19_000)
+        engine.streams[0].lose(BacklogFull)
+
+    last = call.exchange.events()[-2]["error"]
+    assert ("too_many_bytes", True) == (last["code"], "20000 bytes" in last["message"])
+    assert [AbortReason.OVER_BUDGET] == engine.aborts
+
+
+async def test_pieces_of_answers_leave_the_loop_as_much_time_as_they_take(autojump_clock: trio.testing.MockClock) -> None:
+    fair_work, log = FairWork(), list[tuple[str, float]]()
+
+    def work(name: str) -> None:
+        autojump_clock.jump(2.0 if name == "long" else 0.004)
+        log.append((name, trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        for name in ("first", "long", "last"):
+            nursery.start_soon(fair_work.in_turn, name, 1, partial(work, name))
+    began = {name: at_s - (2.0 if name == "long" else 0.004) for name, at_s in log}
+    ends = dict(log)
+    rests = [began[behind] - ends[before] for (before, _), (behind, _) in pairwise(log)]
+    assert [0.25 if name == "long" else 0.004 for name, _ in log][:-1] == pytest.approx(rests)

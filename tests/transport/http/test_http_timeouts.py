@@ -101,7 +101,7 @@ async def test_a_prompt_that_waited_too_long_takes_the_others_of_its_body_along(
         nursery.start_soon(post, application(engine), COMPLETIONS, {"prompt": ["a", "b"]})
         waited_too_long(await engine.wait_opened(2))
 
-    assert [AbortReason.CLIENT_GONE] == engine.aborts
+    assert [AbortReason.SERVER_FAILED] == engine.aborts
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -114,8 +114,8 @@ def to_delta(delta: ChoiceDelta) -> Delta:
         token_ids=delta.token_ids,
         finish_reason=_WORDS.get(delta.finish_reason),
         matched_stop=delta.matched_stop,
-        logprobs=delta.logprobs,
-        prompt_logprobs=delta.prompt_logprobs,
+        logprobs=tuple(delta.logprobs),
+        prompt_logprobs=tuple(delta.prompt_logprobs),
     )
 
 

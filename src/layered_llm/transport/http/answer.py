@@ -8,13 +8,14 @@ and exactly one ending unless the request failed; after a failure nothing but th
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Final, assert_never
 
 import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage
+from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage, logprob_entries
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError, logits_not_finite, queue_timeout, request_failed
 from layered_llm.transport.http.openai_schema import responses
@@ -22,9 +23,9 @@ from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Nam
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
 from layered_llm.transport.http.sources import Batch
 
-MOST_LOGPROBS_AT_ONCE: Final = 1000
-"""Some 4 ms of wording and encoding."""
-_TOKENS_OF_A_PIECE: Final = 48
+MOST_LOGPROBS_AT_ONCE: Final = 500
+"""Some 2 ms of wording and encoding."""
+_TOKENS_OF_A_PIECE: Final = 24
 """With 20 likeliest tokens beside each as many as above."""
 _TOKEN_BYTES: Final = 40
 _LOGPROB_BYTES: Final = 250
@@ -237,7 +238,7 @@ def logprob_count(delta: ChoiceDelta) -> int:
     """How many log probabilities it has, those of the likeliest tokens counted."""
     if not (delta.logprobs or delta.prompt_logprobs):
         return 0
-    return sum(1 + len(one.top) for one in (*delta.prompt_logprobs, *delta.logprobs))
+    return logprob_entries(delta.prompt_logprobs) + logprob_entries(delta.logprobs)
 
 
 def kept_bytes(batch: Batch) -> int:
@@ -255,11 +256,12 @@ def portions(delta: ChoiceDelta, *, echoes: bool) -> Iterable[ChoiceDelta]:
 
 
 def _divided(delta: ChoiceDelta, count: int, echoed: Sequence[SampledLogprob]) -> Iterator[ChoiceDelta]:
-    tokens = (*echoed, *delta.logprobs)
-    size = max(1, MOST_LOGPROBS_AT_ONCE * len(tokens) // count)
-    for place in range(0, max(1, len(tokens)), size):
-        portion, is_first, is_last = tokens[place : place + size], not place, place + size >= len(tokens)
+    tokens = len(echoed) + len(delta.logprobs)
+    size = max(1, MOST_LOGPROBS_AT_ONCE * tokens // count)
+    for place in range(0, max(1, tokens), size):
+        is_first, is_last = not place, place + size >= tokens
         first, behind = (max(0, end - len(echoed)) for end in (place, place + size))
+        portion = (*echoed[place : place + size], *delta.logprobs[first:behind])
         is_echo = is_first and bool(echoed)
         yield attrs.evolve(
             delta,
@@ -282,8 +284,9 @@ def failure(error: ApiError) -> bytes:
 class _GrowingChoice:
     texts: list[str] = attrs.field(factory=list)
     token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[SampledLogprob] = attrs.field(factory=list)
-    prompt_logprobs: list[SampledLogprob] = attrs.field(factory=list)
+    logprobs: list[Sequence[SampledLogprob]] = attrs.field(factory=list)
+    """As they came: packed, until they are written."""
+    prompt_logprobs: Sequence[SampledLogprob] = ()
     finish_reason: FinishReason = FinishReason.RUNNING
     matched_stop: str | int | None = None
 
@@ -331,8 +334,9 @@ class WholeAnswer:
         choice = self._choices[index]
         choice.texts.append(delta.text)
         choice.token_ids.extend(delta.token_ids)
-        choice.logprobs.extend(delta.logprobs)
-        choice.prompt_logprobs.extend(delta.prompt_logprobs)
+        if delta.logprobs:
+            choice.logprobs.append(delta.logprobs)
+        choice.prompt_logprobs = choice.prompt_logprobs or delta.prompt_logprobs
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
     @property
@@ -368,23 +372,26 @@ class WholeAnswer:
         if self.is_long:
             logprobs = sse.Written(partial(self._logprob_pieces, choice))
         else:
-            logprobs = self._plan.logprobs(self._plan.start_logprobs(), choice.logprobs, choice.prompt_logprobs)
+            logprobs = self._plan.logprobs(
+                self._plan.start_logprobs(), tuple(chain.from_iterable(choice.logprobs)), choice.prompt_logprobs
+            )
         whole = shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)
         return self._plan.choice(whole, choice.token_ids)
 
     def _logprob_pieces(self, choice: _GrowingChoice) -> Iterator[bytes]:
         echoed = choice.prompt_logprobs if self._plan.echoes_logprobs else ()
-        tokens = [*echoed, *choice.logprobs]
+        tokens = chain(echoed, *choice.logprobs)
         writer, lists = self._plan.start_logprobs(), dict[str, bytearray | None]()
         choice.logprobs = []
-        for place in range(0, len(tokens), _TOKENS_OF_A_PIECE):
-            portion = tokens[place : place + _TOKENS_OF_A_PIECE]
+        is_echo = bool(echoed)
+        while portion := tuple(islice(tokens, _TOKENS_OF_A_PIECE)):
             # Of an echo only the very first token has no probability.
-            written = writer.write((), portion) if echoed and not place else writer.write(portion)
+            written = writer.write((), portion) if is_echo else writer.write(portion)
+            is_echo = False
             for name, items in written.items():
                 _append_items(lists, name, items)
             yield b""
-        yield sse.to_json(None) if not tokens else b"{%b}" % b",".join(map(_member, lists, lists.values()))
+        yield sse.to_json(None) if not lists else b"{%b}" % b",".join(map(_member, lists, lists.values()))
 
 
 def _append_items(lists: dict[str, bytearray | None], name: str, items: list[object] | None) -> None:

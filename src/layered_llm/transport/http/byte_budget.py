@@ -88,6 +88,11 @@ class ByteHold:
             self._held_bytes += count
         return over
 
+    def give_back(self, count: int) -> None:
+        """`count` of the bytes are not held any more."""
+        self._budget.give_back(self._account, count)
+        self._held_bytes -= count
+
     def release(self) -> None:
         """Gives everything back; harmless when repeated."""
         self._budget.give_back(self._account, self._held_bytes)

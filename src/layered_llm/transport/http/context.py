@@ -16,7 +16,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import Engine, EngineLost, RequestAborted
+from layered_llm.transport.http.engine_port import BacklogFull, Engine, EngineLost, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.patience import Patience
@@ -46,7 +46,7 @@ class HttpContext:
             takes_self=True,
         )
     )
-    """Whole answers as they grow."""
+    """Whole answers as they grow, and of streamed ones what their readers have not taken."""
     fair_work: FairWork = attrs.field(factory=FairWork)
     """Large bodies are parsed and written one after the other, by turns between accounts: several would share one interpreter
     lock, and so only take more memory."""
@@ -98,7 +98,15 @@ class HttpContext:
 
     def lost(self, why: EngineLost) -> ApiError:
         """Why nothing more comes of a request."""
-        return api_error.aborted() if isinstance(why, RequestAborted) else self.engine_lost()
+        match why:
+            case RequestAborted():
+                return api_error.aborted()
+            case BacklogFull():
+                limit = self.answers.account_bytes
+                message = f"The answer was read too slowly: at most {limit} bytes wait for one client."
+                return api_error.too_many_bytes(message, self.settings.retry_after_s)
+            case _:
+                return self.engine_lost()
 
     def shutting_down(self) -> ApiError:
         return api_error.shutting_down(self.settings.retry_after_s)

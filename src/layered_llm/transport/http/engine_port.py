@@ -16,7 +16,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.stream import StreamEvent
+from layered_llm.domain.stream import Backlog, StreamEvent
 
 
 @attrs.frozen(kw_only=True)
@@ -44,11 +44,16 @@ class EngineStream(Protocol):
         """Waits until the request is queued or rejected. Raises EngineLost when the engine dies before that."""
 
     async def receive(self) -> tuple[StreamEvent, ...]:
-        """Waits for at least one event and returns all that are queued, the deltas of one choice merged into one.
+        """Waits for at least one event and returns what is queued, or a part of it where that is much; the deltas of one choice
+        are merged into one.
 
         A cancelled call takes nothing: the events are returned by the next one. The last event of the last batch is
-        RequestEnded; calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies.
+        RequestEnded; calling this after it, or before Accepted, is an error. Raises EngineLost when the engine dies, as
+        BacklogFull when the request was ended since what nobody fetched had no room.
         """
+
+    def bound(self, backlog: Backlog) -> None:
+        """Ends the request when `backlog` has no room for what its reader does not fetch."""
 
     def summary(self) -> RequestSummary:
         """What is known of it by now; also when it is over."""
@@ -79,6 +84,10 @@ class EngineLost(Exception):  # noqa: N818 - states what happened
 
 class RequestAborted(EngineLost):
     """The engine goes on; the request was ended by its id (`Engine.abort`)."""
+
+
+class BacklogFull(EngineLost):
+    """The engine goes on; the request was ended since its reader took too little of what came."""
 
 
 class Engine(Protocol):

@@ -44,6 +44,18 @@ class FairWork:
             self._turns.leave(turn)
             self._give_turn()
 
+    async def in_turn(self, account: str, cost: int, work: Callable[[], ResultT]) -> ResultT:
+        """`work()`, some milliseconds of the event loop's time, in a turn that ends after a rest as long.
+
+        A task gets its turn of the loop once in each round, and what another needs takes many of them: without the rests each
+        of its rounds would be as long as all the work that is there.
+        """
+        async with self.turn(account, cost):
+            began_s = trio.current_time()
+            result = work()
+            await trio.sleep(min(trio.current_time() - began_s, LONGEST_REST_S))
+            return result
+
     async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """`work()` in a thread; call it inside of a turn.
 

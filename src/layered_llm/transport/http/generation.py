@@ -27,7 +27,7 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import EngineLost, EngineStream, RequestAborted
+from layered_llm.transport.http.engine_port import BacklogFull, EngineLost, EngineStream, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply
@@ -136,7 +136,9 @@ async def respond(
     if isinstance(begun, ApiError):
         return error_reply(begun)
     if request.stream:
-        return _streamed(context, begun, wording.stream(begun))
+        for stream in begun.streams:
+            stream.bound(context.answers.open(exchange.account))
+        return _streamed(context, exchange.account, begun, wording.stream(begun))
     return await _whole(context, exchange, begun, wording.whole(begun))
 
 
@@ -273,19 +275,16 @@ async def _long_body(fair_work: FairWork, account: str, pieces: Iterator[bytes])
     """Written while it is sent, by turns between accounts, and no further than it is taken."""
     # Holds nothing across a yield: a generator that was never started runs no finally.
     while True:
-        async with fair_work.turn(account, _PIECE_COST):
-            piece = next(pieces, None)
+        piece = await fair_work.in_turn(account, _PIECE_COST, lambda: next(pieces, None))
         if piece is None:
             return
-        await trio.lowlevel.checkpoint()
         if piece:
             yield piece
 
 
-def _streamed(context: HttpContext, begun: Begun, answer: StreamAnswer) -> Response:
-    response = Response(
-        _body(_StreamWriter(context=context, begun=begun, answer=answer)), status=HTTPStatus.OK, headers=dict(sse.HEADERS)
-    )
+def _streamed(context: HttpContext, account: str, begun: Begun, answer: StreamAnswer) -> Response:
+    writer = _StreamWriter(context=context, account=account, begun=begun, answer=answer)
+    response = Response(_body(writer), status=HTTPStatus.OK, headers=dict(sse.HEADERS))
     response.timeout = None
     return response
 
@@ -299,6 +298,7 @@ async def _body(writer: "_StreamWriter") -> AsyncIterator[bytes]:
 @attrs.define(kw_only=True, eq=False)
 class _StreamWriter:
     _context: HttpContext
+    _account: str
     _begun: Begun
     _answer: StreamAnswer
     _failed: bool = attrs.field(init=False, default=False)
@@ -327,8 +327,7 @@ class _StreamWriter:
 
     async def _next_bytes(self) -> bytes:
         if self._next is not None:
-            await trio.lowlevel.checkpoint()
-            return self._take_piece()
+            return await self._context.fair_work.in_turn(self._account, _PIECE_COST, self._take_piece)
         heartbeat_s = self._context.settings.heartbeat_interval_s
         batch = await _next_batch(self._context, self._begun, self._answer, heartbeat_s)
         match batch:
@@ -362,4 +361,10 @@ def _close(streams: Iterable[EngineStream], reason: AbortReason) -> None:
 
 def _reason_of(why: EngineLost) -> AbortReason:
     """What the other requests of a body are left for when one of them is gone."""
-    return AbortReason.ADMINISTRATIVE if isinstance(why, RequestAborted) else AbortReason.SERVER_FAILED
+    match why:
+        case RequestAborted():
+            return AbortReason.ADMINISTRATIVE
+        case BacklogFull():
+            return AbortReason.OVER_BUDGET
+        case _:
+            return AbortReason.SERVER_FAILED
