@@ -257,6 +257,30 @@ async def test_every_http2_stream_hears_of_the_end_of_its_connection_though_the_
 # Defaults that freeze or break connections
 
 
+async def test_many_http2_frames_of_one_read_let_others_in_between() -> None:
+    frames, turns = 5000, 0
+    priority = b"\x00\x00\x05\x02\x00" + (1).to_bytes(4, "big") + b"\x00\x00\x00\x00\x10"
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+    app, task_group = cast("AppWrapper", None), cast("TaskGroup", None)
+    context, state = WorkerContext(None), ConnectionState(LifespanState())
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        protocol = BoundedH2Protocol(QUICK, app, Config(), context, task_group, state, False, None, None, ignore)
+        protocol.connection.initiate_connection()
+        nursery.start_soon(others)
+        await protocol.handle(RawData(preface + frames * priority))
+        nursery.cancel_scope.cancel()
+
+    assert turns >= frames // 200
+
+
 def test_the_options_reach_the_configuration() -> None:
     config = Config()
 
