@@ -38,7 +38,7 @@ class ProcessorTimes:
 
     def since(self, earlier: "ProcessorTimes", roots: Iterable[int], alone: Iterable[int] = ()) -> "Spent":
         """Between both moments. `roots` are processes whose descendants count as theirs, those of `alone` do not."""
-        family = self._family(set(roots)) | set(alone)
+        family = self.family(set(roots)) | set(alone)
         own = sum(self.ticks_of(pid) - earlier.ticks_of(pid) for pid in family)
         return Spent(own_s=own / TICKS_PER_S, others_s=max(0, self.busy_ticks - earlier.busy_ticks - own) / TICKS_PER_S)
 
@@ -46,7 +46,8 @@ class ProcessorTimes:
         """None of a process that is not there."""
         return self.processes[pid].ticks if pid in self.processes else 0
 
-    def _family(self, roots: set[int]) -> set[int]:
+    def family(self, roots: set[int]) -> set[int]:
+        """`roots` and their descendants."""
         family = {pid for pid in roots if pid in self.processes}
         size = 0
         while len(family) > size:

@@ -1,5 +1,5 @@
-"""How long a server takes from the start of its process to its first 200 from /health, beside its slowest imports, and how much
-memory its runtime takes beyond them.
+"""How long a server takes from the start of its process to its first 200 from /health, beside its slowest imports; how much
+memory all its processes take then, and its runtime beyond its imports.
 """
 
 import argparse
@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import attrs
 from benchmarks.beside import EXPLANATION, THIS, Checkout, Pair, add_arguments, compare, rounds_of
 from benchmarks.machine import this_machine
+from benchmarks.process_memory import family_bytes
 from benchmarks.runtime_memory import RuntimeMemory
 from benchmarks.server_process import local_server
 
@@ -30,10 +30,11 @@ Read it so:
   server ready   the whole start
   import …       a bare interpreter that imports this and ends; what the server needs beyond the slowest import is its own;
                  that of layered_llm, which a program has to wait for, is to take less than 0.15 s
+  all processes  memory of the idle server, its start over: resident pages, of shared ones each process's share
   memory         most that is resident in a runtime process when the model is open, less what its imports take, beside the bytes
                  of the weights' files and of the KV pool; pages of the pool count when they are first used, and none is here
 
-With --beside CHECKOUT, the start of both servers:
+With --beside CHECKOUT, the start of both servers, and the memory of all their processes:
 """
     + EXPLANATION
 )
@@ -44,6 +45,27 @@ IMPORTS = {
     "import of the API process": "import layered_llm.service.serve",
 }
 READY = "server ready"
+ALL_PROCESSES = "memory of all processes"
+SETTLED_S = 1.5
+"""After a start the server still starts the process for chat templates, and no more of what this measures changes."""
+
+
+@attrs.define
+class Starts:
+    """Starts a server again and again, each time for both figures."""
+
+    _environment: Mapping[str, str] | None = None
+    _bytes: int = 0
+
+    def start_s(self) -> float:
+        with local_server(environment=self._environment) as server:
+            time.sleep(SETTLED_S)
+            self._bytes = family_bytes(server.pid)
+            return server.start_s
+
+    def memory_mb(self) -> float:
+        """Of the last start."""
+        return self._bytes / 1e6
 
 
 @attrs.define
@@ -61,8 +83,9 @@ def main() -> None:
         raise SystemExit(not beside(arguments.beside, arguments))
     machine = this_machine()
     sys.stderr.write("filling caches\n")
-    measure_start()
-    things = [Samples(READY, measure_start), *(Samples(name, importer(code)) for name, code in IMPORTS.items())]
+    starts = Starts()
+    starts.start_s()
+    things = [Samples(READY, starts.start_s), *(Samples(name, importer(code)) for name, code in IMPORTS.items())]
     for number in range(1, arguments.rounds + 1):
         for samples in things:
             samples.seconds.append(samples.measure())
@@ -70,11 +93,12 @@ def main() -> None:
     print(f"{machine}; {arguments.rounds} runs\n")
     print(table(things))
     memory = measure_memory()
-    print("\n" + memory_line(memory))
+    print(f"\n{ALL_PROCESSES}: {starts.memory_mb():.0f} MB\n{memory_line(memory)}")
     if arguments.json is not None:
         report = {
             "machine": attrs.asdict(machine),
             "seconds": {samples.name: samples.seconds for samples in things},
+            "all_processes_mb": starts.memory_mb(),
             "memory_bytes": attrs.asdict(memory),
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -101,18 +125,16 @@ def parse() -> argparse.Namespace:
 
 
 def beside(other: Checkout, arguments: argparse.Namespace) -> bool:
-    """Measures the start of this tree's server and of the other's; whether this one is as fast."""
+    """Measures the start of this tree's server and of the other's; whether this one is as fast, and as small."""
     sys.stderr.write("filling caches\n")
-    this, that = (partial(measure_start, checkout.environment) for checkout in (THIS, other))
+    this, that = (Starts(checkout.environment) for checkout in (THIS, other))
     for fill in (this, that):
-        fill()
-    pair = Pair(name=READY, unit="s", more_is_better=False, this=this, other=that)
-    return compare(other, [pair], rounds=rounds_of(arguments), bound=arguments.bound, json_file=arguments.json)
-
-
-def measure_start(environment: Mapping[str, str] | None = None) -> float:
-    with local_server(environment=environment) as server:
-        return server.start_s
+        fill.start_s()
+    pairs = [
+        Pair(name=READY, unit="s", more_is_better=False, this=this.start_s, other=that.start_s),
+        Pair(name=ALL_PROCESSES, unit="MB", more_is_better=False, this=this.memory_mb, other=that.memory_mb),
+    ]
+    return compare(other, pairs, rounds=rounds_of(arguments), bound=arguments.bound, json_file=arguments.json)
 
 
 def importer(code: str) -> Callable[[], float]:
