@@ -1,11 +1,19 @@
 """The documents beside the code: what they list is what there is."""
 
+import argparse
 import re
 from pathlib import Path
 from typing import Final
 
+import attrs
 import pytest
 
+from layered_llm.client.bench import add_bench_arguments
+from layered_llm.service import command_flags
+from layered_llm.service.chat.flags import add_chat_arguments
+from layered_llm.service.settings import Settings, add_arguments
+from layered_llm.service.settings_sources import CONFIG_VARIABLE, variable
+from layered_llm.transport.http import metrics
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.openai_schema.body_fields import names_of
 from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
@@ -14,6 +22,9 @@ from support.settings_page import WIDTH, page
 
 DOCS: Final = sorted((REPOSITORY / "docs").glob("*.md"))
 NEWCOMERS: Final = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS)
+EVERY: Final = (*NEWCOMERS, REPOSITORY / "architecture.md")
+OF_OTHER_PROGRAMS: Final = {"--constraint", "--no-deps", "--bind", "--init", "--help"}
+"""pip's, hypercorn's and docker's, and what every program has."""
 API: Final = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
 
 
@@ -34,7 +45,7 @@ def test_the_api_page_names_every_field_of_openais_endpoints() -> None:
     assert [] == sorted(name for name in fields if f"`{name}`" not in API)
 
 
-@pytest.mark.parametrize("path", [*NEWCOMERS, REPOSITORY / "architecture.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
@@ -65,6 +76,46 @@ def test_the_readme_links_to_every_document() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
     assert [] == [path.name for path in DOCS if f"(docs/{path.name})" not in readme]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.name)
+def test_flags_and_variables_in_the_documents_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - OF_OTHER_PROGRAMS
+    variables = set(re.findall(r"LAYERED_LLM_[A-Z_]*[A-Z]", text))
+
+    assert set() == flags - all_flags()
+    assert set() == variables - all_variables()
+
+
+def all_flags() -> set[str]:
+    serve, chat, bench = argparse.ArgumentParser(), argparse.ArgumentParser(), argparse.ArgumentParser()
+    add_arguments(serve)
+    add_chat_arguments(chat, "")
+    add_bench_arguments(bench)
+    return {"--shell", "--version"}.union(*(parser._option_string_actions for parser in (serve, chat, bench)))
+
+
+def all_variables() -> set[str]:
+    return {variable(field.name) for field in attrs.fields(Settings)} | {CONFIG_VARIABLE, *command_flags.variables()}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.name)
+def test_figures_in_the_documents_exist(path: Path) -> None:
+    known = {*metrics._KNOWN, *metrics._GAUGES, "engine_ready", "processes_silent"}
+    named = re.findall(r"`layered_llm_(\w+)`", path.read_text(encoding="utf-8"))
+
+    assert [] == [name for name in named if name not in known]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.name)
+def test_modules_in_the_documents_exist(path: Path) -> None:
+    named = re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
+    there = [
+        str(file.relative_to(REPOSITORY)) for top in ("src", "tests", "benchmarks") for file in (REPOSITORY / top).rglob("*.py")
+    ]
+
+    assert [] == [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in there)]
 
 
 @pytest.mark.parametrize(
