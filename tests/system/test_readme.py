@@ -4,6 +4,7 @@ Blocks that ask a server ask one of the test's own, on another port. Blocks that
 commands, targets and flags must exist, and take what it is given.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -150,9 +151,28 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         taken.append(given)
         return 0
 
+    def take_bench(given: argparse.Namespace) -> int:
+        taken.append(given)
+        return 0
+
     monkeypatch.setattr("layered_llm.service.supervisor_process.supervisor_ahead", contextlib.nullcontext)
     monkeypatch.setattr("layered_llm.service.serve.run_server", take_settings)
     monkeypatch.setattr("layered_llm.service.chat.command.run_chat", take_chat)
+    monkeypatch.setattr("layered_llm.client.bench.run_bench", take_bench)
 
     assert 0 == cli.main(words)
     assert 1 == len(taken)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["bench"]], ids=" ".join)
+def test_the_examples_of_a_help_text_are_taken(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    _, _, text = capsys.readouterr().out.partition("\nexamples:\n")
+    found = re.findall(r"^ +(?:echo .* \| )?layered-llm(?: (\S.*?))?(?:  .*)?$", text, re.MULTILINE)
+
+    assert len(found) > 2
+    for words in found:
+        check_own_command(shlex.split(words), monkeypatch)

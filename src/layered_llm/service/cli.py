@@ -34,7 +34,7 @@ examples:
   layered-llm serve ./Qwen3-0.6B --port 9000          a Hugging Face directory
   layered-llm serve ./Qwen3-0.6B-Q8_0.gguf            a GGUF file
   layered-llm chat                                    or: python -m layered_llm --shell
-  echo "Name a colour." | layered-llm chat --temperature 0
+  echo "What is the capital of France?" | layered-llm chat --temperature 0
   layered-llm bench http://127.0.0.1:8000 --concurrency 8
 """
 SETTINGS_HELP: Final = """\

@@ -24,7 +24,7 @@ _EXAMPLES: Final = """\
 examples:
   layered-llm chat ./Qwen3-0.6B --system "You are terse."
   layered-llm chat --url http://127.0.0.1:8000
-  echo "Name a colour." | layered-llm chat --temperature 0 --max-tokens 16
+  echo "What is the capital of France?" | layered-llm chat --temperature 0 --max-tokens 16
 """
 
 
