@@ -6,8 +6,16 @@ from hypothesis import strategies as st
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.prompts import MAX_TURNS, ChatMessage, Prompt
-from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.requests import (
     ChatRequest,
     CompletionRequest,
@@ -469,6 +477,44 @@ def test_more_turns_than_a_conversation_may_have_are_refused(messages: object) -
     error = chat_error(messages=messages)
     assert "messages" == (error.param or "").partition("[")[0]
     assert f"at most {MAX_TURNS} are allowed" in error.message
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * (MAX_TURNS + 1)}], "messages.content"),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * (MAX_TURNS // 2)}] * 3, "messages.content"),
+    ],
+    ids=["one turn", "together"],
+)
+def test_more_text_parts_than_a_conversation_may_have_are_refused(messages: object, param: str) -> None:
+    error = chat_error(messages=messages)
+    assert param == error.param
+    assert f"at most {MAX_TURNS} are allowed" in error.message
+
+
+@pytest.mark.parametrize(
+    ("param", "item", "most"),
+    [
+        ("stop", "x", MAX_STOP_STRINGS),
+        ("stop_token_ids", 1, MAX_STOP_TOKEN_IDS),
+        ("allowed_token_ids", 1, MAX_ALLOWED_TOKENS),
+        ("bad_words", "x", MAX_BAD_WORDS),
+        ("documents", {}, MAX_TURNS),
+        ("prompt", "x", MAX_CHOICES_PER_BODY),
+        ("prompt", [1], MAX_CHOICES_PER_BODY),
+    ],
+)
+def test_every_list_of_a_body_has_a_bound_that_its_error_names(param: str, item: object, most: int) -> None:
+    error = completion_error(**{"prompt": "x", param: [item] * (most + 1)}) if param != "documents" else chat_error(
+        messages=[{"role": "user", "content": "x"}], documents=[item] * (most + 1)
+    )  # fmt: skip
+    assert (param, f"{param} holds {most + 1} items, at most {most} are allowed") == (error.param, error.message)
+
+
+def test_biases_have_a_bound_too() -> None:
+    error = completion_error(prompt="x", logit_bias={str(token): 1 for token in range(MAX_BIASED_TOKENS + 1)})
+    assert ("logit_bias", True) == (error.param, f"at most {MAX_BIASED_TOKENS} are allowed" in error.message)
 
 
 def test_messages_and_prompt_together_are_ambiguous() -> None:

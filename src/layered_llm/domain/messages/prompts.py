@@ -14,7 +14,8 @@ from layered_llm.domain.errors import ParameterError
 WHOLE_CONTEXT: Final = -1
 """For `Prompt.keep_last_tokens`: as many as leave room for the output."""
 MAX_TURNS: Final = 8192
-"""Of a conversation, calls of tools counted as turns: each costs some 5 µs on its way, however empty it is."""
+"""Of a conversation, calls of tools counted as turns: each costs some 5 µs on its way, however empty it is. As many text
+parts and documents."""
 
 
 @attrs.frozen(kw_only=True)

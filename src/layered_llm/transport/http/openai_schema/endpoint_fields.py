@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.prompts import MAX_TURNS, Prompt
 from layered_llm.domain.sampling import MAX_CHOICES, MAX_LOGPROBS, TOKENS_LIMIT
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.body_fields import COMMON, Field, boolean, integer, names_of, string
@@ -72,6 +72,7 @@ def _template_kwargs(param: str, value: object) -> dict[str, Any]:
 def _documents(param: str, value: object) -> list[Any]:
     if not isinstance(value, list):
         raise read.wrong_type(param, "a list of objects", value)
+    read.at_most(param, value, MAX_TURNS)
     for place, document in enumerate(value):
         read.json_object(f"{param}[{place}]", document)
     return value
@@ -81,7 +82,12 @@ TEMPLATE: Final = (
     boolean("add_generation_prompt", "The assistant's next turn is begun; true where the last turn is not continued."),
     boolean("continue_final_message", "The output goes on with the last turn. Excludes add_generation_prompt."),
     Field("chat_template_kwargs", {"type": "object"}, _template_kwargs, "What the chat template is given by name."),
-    Field("documents", {"type": "array", "items": {"type": "object"}}, _documents, "What the chat template is given to cite."),
+    Field(
+        "documents",
+        {"type": "array", "items": {"type": "object"}, "maxItems": MAX_TURNS},
+        _documents,
+        "What the chat template is given to cite.",
+    ),
 )
 
 CHAT: Final = (

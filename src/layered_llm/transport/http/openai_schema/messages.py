@@ -5,6 +5,7 @@ Must not know: templates, which roles a model was trained on.
 A template sees strings only: a list of text parts is joined by line breaks, as vLLM and llama.cpp do it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from layered_llm.domain.errors import ParameterError
@@ -40,7 +41,7 @@ _REFUSED: Final[Neutral] = {"audio": (), "partial": (False,), "prefix": (False,)
 """Members of a turn that other servers put into the prompt: what they said by voice or refused to say, tools of one turn, and a
 turn that is to be continued, for which continue_final_message is a field of the body."""
 _UNSUPPORTED: Final[Json] = {name: one_of(*neutral, None) for name, neutral in _REFUSED.items()}
-_CONTENT: Final[Json] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
+_CONTENT: Final[Json] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "maxItems": MAX_TURNS}]}
 _ASSISTANT: Final = "assistant"
 _TURN: Final[Json] = {
     "type": "object",
@@ -82,7 +83,17 @@ def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
     if not value:
         raise ParameterError(param, f"{param} must not be empty")
     read.at_most(param, value, MAX_TURNS)
+    _check_parts(param, value)
     return tuple(_message(f"{param}[{place}]", item) for place, item in enumerate(value))
+
+
+def _check_parts(param: str, turns: Sequence[object]) -> None:
+    """A part costs as much as a turn, in however many turns they are."""
+    contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MAX_TURNS:
+        message = f"{param} holds {parts} text parts together, at most {MAX_TURNS} are allowed"
+        raise ParameterError(f"{param}.content", message)
 
 
 def _message(param: str, item: object) -> ChatMessage:
