@@ -58,6 +58,33 @@ def test_pages_that_the_failed_row_had_found_are_not_found_again_either() -> Non
     assert {(1, 0): 0, (3, 0): 0} == rig.cached
 
 
+def sharing_mid_prompt(script: Script, in_flight: int) -> Rig:
+    """The second begins with what the first computed of a prompt of which no row has logits yet; the third comes last."""
+    rig = Rig(limits=limits(pages=40), policy=policy(budget=8, in_flight=in_flight), script=script)
+    rig.admit(admit(1, prompt_ids=range(30), tokens=2))
+    rig.step()
+    rig.step()
+    rig.admit(admit(2, prompt_ids=range(34), tokens=2))
+    rig.admit(admit(9, prompt_ids=range(500, 520), tokens=3))
+    rig.run()
+    rig.admit(admit(3, prompt_ids=range(34), tokens=2))
+    rig.run()
+    return rig
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_who_shared_pages_before_they_were_known_to_be_bad_fails_alone_and_leaves_none_to_be_found(in_flight: int) -> None:
+    assert 0 < sharing_mid_prompt(counting_script, in_flight).cached[2, 0]
+
+    poisoned = {(1, 0, 0), (2, 0, 0)}
+    rig = sharing_mid_prompt(lambda *place: FAILS if place in poisoned else counting_script(*place), in_flight)
+
+    reasons = {request: rig.reason(request) for request in (1, 2, 3, 9)}
+    assert {1: FinishReason.ERROR, 2: FinishReason.ERROR, 3: FinishReason.LENGTH, 9: FinishReason.LENGTH} == reasons
+    assert 0 == rig.cached[3, 0]
+    assert [counting_script(9, 0, at) for at in range(3)] == rig.outputs[9, 0]
+
+
 def test_what_others_begin_with_stays_in_the_cache() -> None:
     rig = Rig(script=failing(2))
     for request, start in ((1, 100), (2, 200), (3, 100)):
