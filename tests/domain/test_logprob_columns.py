@@ -72,3 +72,10 @@ def test_ranks_stay_with_their_tokens_whatever_is_joined() -> None:
 def test_a_rank_for_half_of_the_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks"):
         LogprobColumns(counts=pack_i32([1, 1]), token_ids=pack_i32([1, 2]), logprobs=pack_f32([0, 0]), ranks=pack_i32([1]))
+
+
+def test_a_prompts_columns_are_divided_without_an_object_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [columns_of([[(token, -1.0)] for token in range(100)]), None, columns_of([[(5, -1.0), (6, -2.0)]])]
+    told = PromptLogprobs.of(parts)
+    monkeypatch.setattr(LogprobEntries, "__init__", lambda *_, **__: pytest.fail("made an object"))
+    assert parts == list(prompts_of(told, 3))

@@ -207,3 +207,9 @@ def test_a_file_that_is_nested_too_deeply_is_refused_in_one_line(tmp_path: Path,
     (directory / name).write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(UnreadableCheckpoint, match=r"nested too deeply: at most \d+ levels are read$"):
         read(directory)
+
+
+def test_what_a_client_is_told_of_the_tokenizer_is_json_whatever_python_reads(tmp_path: Path) -> None:
+    config = {"model_max_length": float("inf"), "x": [float("nan"), 1.5], "y": "Infinity"}
+    told = json.loads(read(write(tmp_path, tokenizer_config__json=config)).config, parse_constant=pytest.fail)
+    assert [None, [None, 1.5], "Infinity"] == [told[name] for name in ("model_max_length", "x", "y")]

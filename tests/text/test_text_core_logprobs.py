@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import TextEmitted
@@ -91,3 +93,17 @@ def test_a_core_of_pieces_tells_them_too() -> None:
     bench = CoreBench.of(files(tokenizer))
     bench.tokens((bench.open(logprobs=0), 0, 0, token), logprobs=[[(token, -1.0)]])
     assert [b" hello"] == told(bench)[0][2]
+
+
+def test_a_token_is_named_once_however_often_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def noted(_: Tokenizer, token: int) -> bytes:
+        asked.append(token)
+        return b"x"
+
+    monkeypatch.setattr(Tokenizer, "token_bytes", noted)
+    bench = CoreBench.of()
+    bench.tokens((bench.open(logprobs=3), 0, 0, A), logprobs=[[(A, -1.0), (HELLO, -0.5), (A, -1.0), (EOS_ID, -3.0)]])
+    assert sorted([A, HELLO, EOS_ID]) == sorted(asked)
+    assert [b"x"] * 4 == told(bench)[0][2]

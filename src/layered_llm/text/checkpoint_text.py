@@ -66,7 +66,7 @@ def read_text_files(model: Path, *, clock: Clock, template_file: Path | None = N
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, variables=named, clock=clock),
         eos_ids=eos_ids,
-        config=json.dumps(_told_config(config, source, tokenizer, eos_ids)),
+        config=_as_json(_told_config(config, source, tokenizer, eos_ids)),
         defaults=_defaults(files) if has_defaults else NO_DEFAULTS,
     )
 
@@ -149,6 +149,14 @@ def _told_config(
     if "eos_token" not in named and ends:
         named = named | {"eos_token": tokenizer.spelling(ends[0])}
     return {**config, **named, "chat_template": template}
+
+
+def _as_json(config: Mapping[str, Any]) -> str:
+    """Without what Python's reader takes beyond JSON: NaN and the infinities become null."""
+    text = json.dumps(config, separators=(",", ":"))
+    if not any(word in text for word in ("NaN", "Infinity")):
+        return text
+    return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
 
 
 def _defaults(files: CheckpointFiles) -> SamplingDefaults:

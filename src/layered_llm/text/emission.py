@@ -63,7 +63,12 @@ class _Rows:
 
 
 def _names(columns: LogprobColumns | None, bytes_of: Callable[[int], bytes]) -> tuple[bytes, ...]:
-    return () if columns is None else tuple(map(bytes_of, unpack_i32(columns.token_ids)))
+    """A prompt's may be a quarter of a million, most of them of the same tokens."""
+    if columns is None:
+        return ()
+    token_ids = unpack_i32(columns.token_ids)
+    names = {token: bytes_of(token) for token in set(token_ids)}
+    return tuple(map(names.__getitem__, token_ids))
 
 
 @attrs.define

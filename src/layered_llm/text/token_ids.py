@@ -6,7 +6,7 @@ The two need not agree. Many models have wider logits than their tokenizer, padd
 sampled as has no text, and its rows were never trained. A tokenizer may have ids that the logits do not reach.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -41,15 +41,19 @@ class TokenIds:
 
     def fault(self, token_ids: Sequence[int]) -> str | None:
         """What is wrong with the first of `token_ids` that does not exist, as words to put after "holds"; None if all do."""
-        for token in self._suspects(token_ids):
+        if self._are_all_there(token_ids):
+            return None
+        for token in token_ids:
             if not 0 <= token < self.size:
                 return f"{token}, which is out of the vocabulary of {self.size} tokens"
             if not self._tokenizer.has(token):
                 return f"{token}, which is no token of the tokenizer, though below {self.size}"
         return None
 
-    def _suspects(self, token_ids: Sequence[int]) -> Iterable[int]:
-        """Where ids have no gaps the least and the largest speak for all: a prompt may have a hundred thousand."""
-        if self._has_gaps or not token_ids:
-            return token_ids
-        return min(token_ids), max(token_ids)
+    def _are_all_there(self, token_ids: Sequence[int]) -> bool:
+        """A prompt may have a hundred thousand. Where ids have no gaps the least and the largest speak for all of them."""
+        if not token_ids:
+            return True
+        if min(token_ids) < 0 or max(token_ids) >= self.size:
+            return False
+        return not self._has_gaps or self._tokenizer.has_all(token_ids)

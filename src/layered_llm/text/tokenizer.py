@@ -6,7 +6,7 @@ Invariant: nothing changes after construction, so that any thread may encode at 
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -114,6 +114,10 @@ class Tokenizer:
     def has(self, token: int) -> bool:
         """Whether a token has this id."""
         return token in self._tables[False].shown
+
+    def has_all(self, token_ids: Iterable[int]) -> bool:
+        """The same of many, without a call for each."""
+        return self._tables[False].shown.keys() >= set(token_ids)
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for by itself, special ones included: a part of a UTF-8 character, where it is one."""

@@ -8,7 +8,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS, Detokenize, Rejected, TextQuestion, Tokenize, Tokenized
+from layered_llm.domain.messages.api_text import (
+    MAX_TOLD_TOKENS,
+    Detokenize,
+    Rejected,
+    TextQuestion,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
@@ -95,6 +103,15 @@ async def test_the_description_is_the_checkpoints_own() -> None:
     exchange = await get(application(FakeEngine(answerer=telling)), "/tokenizer_info")
 
     assert {"eos_token": "</s>", "chat_template": None} == exchange.json()
+
+
+async def test_the_description_is_sent_as_it_was_prepared() -> None:
+    """It may be a megabyte, and the loop's time is everybody's."""
+    config = '{"a":  1, "a": 2}'
+    engine = FakeEngine(answerer=lambda question: TokenizerDescribed(request=question.request, config=config))
+    exchange = await get(application(engine), "/tokenizer_info")
+
+    assert (config, "application/json") == (exchange.body.decode(), exchange.headers["content-type"])
 
 
 @pytest.mark.parametrize(

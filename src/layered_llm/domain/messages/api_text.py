@@ -124,7 +124,7 @@ class TokenizerDescribed:
 
     request: RequestId
     config: str
-    """The members of its tokenizer_config.json, the chat template included, as one JSON object."""
+    """The members of its tokenizer_config.json, the chat template included, as one JSON object: what a client is sent."""
 
 
 @attrs.frozen(kw_only=True)

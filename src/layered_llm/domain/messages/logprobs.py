@@ -9,7 +9,7 @@ precedes it, so it has one entry, of 0.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Final
 
 import attrs
@@ -75,6 +75,16 @@ class LogprobColumns:
             else b"",
         )
 
+    def part(self, token: int, behind: int, entry: int, behind_entry: int) -> "LogprobColumns":
+        """The tokens from `token` on, which have the entries from `entry` on. No object is made for each."""
+        ranks = self.ranks[4 * token : 4 * behind]
+        return LogprobColumns(
+            counts=self.counts[4 * token : 4 * behind],
+            token_ids=self.token_ids[4 * entry : 4 * behind_entry],
+            logprobs=self.logprobs[4 * entry : 4 * behind_entry],
+            ranks=ranks if any(ranks) else b"",
+        )
+
     @property
     def row_count(self) -> int:
         return rows("i", self.counts)
@@ -119,9 +129,13 @@ class PromptLogprobs:
         return rows("i", self.token_counts)
 
     def __iter__(self) -> Iterator[LogprobColumns | None]:
-        entries = iter(self.columns)
+        entry_counts = unpack_i32(self.columns.counts)
+        token = entry = 0
         for count in unpack_i32(self.token_counts):
-            yield LogprobColumns.of(islice(entries, count)) if count else None
+            behind = token + count
+            entries = sum(entry_counts[token:behind])
+            yield self.columns.part(token, behind, entry, entry + entries) if entries else None
+            token, entry = behind, entry + entries
 
 
 def prompts_of(prompts: PromptLogprobs | None, row_count: int) -> Iterable[LogprobColumns | None]:

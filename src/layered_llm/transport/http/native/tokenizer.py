@@ -3,7 +3,6 @@
 Must not know: JSON names of a request, tokenizers.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -86,7 +85,7 @@ async def tokenizer_info(context: HttpContext) -> Response:
         case ApiError():
             return error_reply(answer)
         case TokenizerDescribed(config=config):
-            return json_reply(json.loads(config))
+            return Response(config, content_type=JSON_TYPE)
         case _:
             raise InvariantViolated(f"a DescribeTokenizer is answered with {type(answer).__name__}")
 
