@@ -51,8 +51,8 @@ layered-llm serve --config llm.toml --port 9001
 LAYERED_LLM_CONFIG=llm.toml hypercorn layered_llm.app       # hypercorn has a --bind of its own
 ```
 
-A name that is no setting and a value that is not allowed are errors, which say what is. Flags take `_` for `-`, and the names
-that vLLM and SGLang have for the same setting.
+A name that is no setting, and a value that is not allowed, are errors that say what there is. Flags take `_` for `-`, and the
+names that vLLM and SGLang have for the same setting.
 
 The library takes the same settings by their names: `LLM(num_pages=512)`.
 """
