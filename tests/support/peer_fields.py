@@ -193,8 +193,19 @@ decoder_input_details top_n_tokens adapter_id frequency_penalty seed stop
 )
 """transformers' GenerationConfig, and the parameters of text-generation-inference's `/generate`."""
 
+OTHERS: Final = _names(
+    """
+add_bos_token ban_eos_token banned_strings banned_tokens cfg_scale custom_token_bans dynamic_temperature enable_thinking
+extra_body format input_prefix input_suffix instructions max_output_tokens mirostat_mode negative_prompt num_predict options
+penalize_nl penalty_prompt random_seed repetition_penalty_range safe_prompt smoothing_factor stop_sequences system
+system_prompt tfs thinking token_bias typ_p typical
+"""
+)
+"""Names by which clients of Anthropic, Mistral, Qwen, DeepSeek, Ollama, text-generation-webui and older llama.cpp ask for
+another output, and one that OpenAI's Python client has for what it sends as fields of the body."""
+
 CHAT_NAMES: Final = frozenset(
-    (*VLLM_CHAT, *VLLM_SAMPLING, *VLLM_FORMER, *SGLANG_CHAT, *LLAMA_CPP_COMPLETION, *OPENAI_CHAT, *HUGGING_FACE)
+    (*VLLM_CHAT, *VLLM_SAMPLING, *VLLM_FORMER, *SGLANG_CHAT, *LLAMA_CPP_COMPLETION, *OPENAI_CHAT, *HUGGING_FACE, *OTHERS)
 )
 COMPLETION_NAMES: Final = frozenset(
     (
@@ -205,10 +216,11 @@ COMPLETION_NAMES: Final = frozenset(
         *LLAMA_CPP_COMPLETION,
         *OPENAI_COMPLETION,
         *HUGGING_FACE,
+        *OTHERS,
     )
 )
 GENERATE_NAMES: Final = frozenset(SGLANG_GENERATE)
-SAMPLING_NAMES: Final = frozenset((*SGLANG_SAMPLING, *VLLM_SAMPLING, *LLAMA_CPP_COMPLETION, *HUGGING_FACE))
+SAMPLING_NAMES: Final = frozenset((*SGLANG_SAMPLING, *VLLM_SAMPLING, *LLAMA_CPP_COMPLETION, *HUGGING_FACE, *OTHERS))
 TOKENIZE_NAMES: Final = frozenset((*VLLM_TOKENIZE, *SGLANG_TOKENIZE, *LLAMA_CPP_TOKENIZE))
 DETOKENIZE_NAMES: Final = frozenset((*VLLM_DETOKENIZE, *SGLANG_DETOKENIZE, *LLAMA_CPP_DETOKENIZE))
 STREAM_OPTION_NAMES: Final = frozenset((*VLLM_STREAM_OPTIONS, *SGLANG_STREAM_OPTIONS, *OPENAI_STREAM_OPTIONS))
