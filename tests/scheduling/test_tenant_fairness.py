@@ -142,7 +142,7 @@ def tenant_order(rig: Rig, tenants: dict[int, str]) -> Iterator[str]:
 
 @pytest.mark.parametrize(("cache", "expected"), [(True, "babab"), (False, "baabb")])
 def test_what_is_found_in_the_cache_costs_nothing(cache: bool, expected: str) -> None:
-    rig = Rig(limits=limits(pages=64, page_size=4), policy=policy(running=1, cache=cache))
+    rig = Rig(limits=limits(pages=64, page_size=4), policy=policy(running=1, cache=cache, shares_prefixes=True))
     rig.admit(admit(0, prompt_ids=range(40), tokens=1, tenant="z"))
     rig.step()
     rig.admit(admit(1, prompt_ids=range(40), tokens=1, tenant="b"))

@@ -166,7 +166,7 @@ def test_health_is_503_with_the_phase_until_the_model_is_loaded(model: Path) -> 
     with python_server(scripted(model), is_ready=False) as server:
         worker = server.process_of("text")
         worker.send(signal.SIGSTOP)  # while it imports
-        eventually(lambda: "loading" in server.get("/health").text)
+        eventually(lambda: server.health() == 503)
         loading = server.get("/health")
         refused = server.post("/v1/completions", {"prompt": "ab"})
         worker.send(signal.SIGCONT)
