@@ -59,6 +59,7 @@ def emitted(token_ids: list[int], rows: list[list[tuple[int, float]]]) -> TextEm
         ended_errors=(),
         logprobs=columns_of(rows),
         logprob_tokens=tuple(name(token) for row in rows for token, _ in row),
+        text_offsets=bytes(4 * len(rows)) if any(rows) else b"",
     )
 
 
@@ -244,12 +245,13 @@ def test_a_run_is_the_tokens_that_it_was_made_of_however_it_is_cut_and_joined(to
         pack_i32(flat),
         pack_f32([-0.5] * len(flat)),
         tuple(map(name, flat)),
-        list(range(len(tokens))),
+        ranks=list(range(len(tokens))),
+        offsets=[10 * place for place in range(len(tokens))],
     )
     places = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
     parts = [run[first:behind] for first, behind in pairwise(places)]
     expected = tuple(
-        attrs.evolve(sampled(own, -0.5, *((other, -0.5) for other in top)), rank=rank or None)
+        attrs.evolve(sampled(own, -0.5, *((other, -0.5) for other in top)), rank=rank or None, text_offset=10 * rank)
         for rank, (own, *top) in enumerate(tokens)
     )
     assert expected == tuple(run) == tuple(LogprobRun.joined(parts)) == tuple(run[place] for place in range(len(run)))

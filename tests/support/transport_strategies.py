@@ -185,8 +185,10 @@ def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
         ended_errors=tuple(draw(st.lists(messages_of_people, min_size=ended_rows, max_size=ended_rows))),
         logprobs=told,
         logprob_tokens=draw(names(told)),
+        text_offsets=b"" if told is None else bytes(4 * told.row_count),
         prompt_logprobs=prompts,
         prompt_logprob_tokens=draw(names(None if prompts is None else prompts.columns)),
+        prompt_text_offsets=b"" if prompts is None else bytes(4 * prompts.columns.row_count),
     )
 
 

@@ -107,3 +107,17 @@ def test_a_token_is_named_once_however_often_it_is_told(monkeypatch: pytest.Monk
     bench.tokens((bench.open(logprobs=3), 0, 0, A), logprobs=[[(A, -1.0), (HELLO, -0.5), (A, -1.0), (EOS_ID, -3.0)]])
     assert sorted([A, HELLO, EOS_ID]) == sorted(asked)
     assert [b"x"] * 4 == told(bench)[0][2]
+
+
+def test_places_count_what_the_text_shows_and_not_what_a_stop_string_holds_back() -> None:
+    bench = CoreBench.of()
+    request = bench.open(logprobs=0, stop=("hellox",))
+    for position, token in enumerate([A, HELLO, EOS_ID, A]):
+        bench.tokens((request, 0, position, token), logprobs=[[(token, -1.0)]])
+    assert [0, 1, 6, 6] == [place for message in bench.emitted for place in unpack_i32(message.text_offsets)]
+
+
+def test_a_row_without_logprobs_has_no_place() -> None:
+    bench = CoreBench.of()
+    bench.tokens((bench.open(), 0, 0, HELLO))
+    assert [b""] == [message.text_offsets for message in bench.emitted]

@@ -41,6 +41,8 @@ class SampledLogprob(TokenLogprob):
 
     top: tuple[TokenLogprob, ...]
     """The likeliest first; the sampled token may be among them."""
+    text_offset: int = 0
+    """Characters of the choice's text before this token's; of a prompt's tokens where the text begins with the prompt."""
     rank: int | None = None
     """How many tokens of the vocabulary are at least as likely, itself included. Told of a prompt's tokens but the first."""
 
@@ -51,10 +53,17 @@ class LogprobRun(Sequence[SampledLogprob]):
     As objects they take five times the memory, and with millions of them each garbage collection takes seconds.
     """
 
-    __slots__ = ("entry_ids", "entry_logprobs", "names", "ranks", "starts")
+    __slots__ = ("entry_ids", "entry_logprobs", "names", "offsets", "ranks", "starts")
 
     def __init__(
-        self, counts: Sequence[int], entry_ids: bytes, entry_logprobs: bytes, names: tuple[bytes, ...], ranks: Sequence[int]
+        self,
+        counts: Sequence[int],
+        entry_ids: bytes,
+        entry_logprobs: bytes,
+        names: tuple[bytes, ...],
+        *,
+        ranks: Sequence[int],
+        offsets: Sequence[int],
     ) -> None:
         """`counts` entries of each token, its own first, whose ids and logarithms are packed. `ranks` are 0 where not told."""
         self.starts = array("i", accumulate(counts, initial=0))
@@ -62,6 +71,7 @@ class LogprobRun(Sequence[SampledLogprob]):
         self.entry_logprobs = entry_logprobs
         self.names = names
         self.ranks = ranks
+        self.offsets = offsets
 
     @classmethod
     def joined(cls, runs: Sequence["LogprobRun"]) -> "LogprobRun":
@@ -71,7 +81,8 @@ class LogprobRun(Sequence[SampledLogprob]):
             b"".join(run.entry_ids for run in runs),
             b"".join(run.entry_logprobs for run in runs),
             tuple(chain.from_iterable(run.names for run in runs)),
-            array("i", chain.from_iterable(run.ranks for run in runs)),
+            ranks=array("i", chain.from_iterable(run.ranks for run in runs)),
+            offsets=array("i", chain.from_iterable(run.offsets for run in runs)),
         )
 
     @property
@@ -108,18 +119,21 @@ class LogprobRun(Sequence[SampledLogprob]):
             self.entry_ids[4 * start : 4 * end],
             self.entry_logprobs[4 * start : 4 * end],
             self.names[start:end],
-            self.ranks[first:behind],
+            ranks=self.ranks[first:behind],
+            offsets=self.offsets[first:behind],
         )
 
     def __iter__(self) -> Iterator[SampledLogprob]:
         entries = zip(unpack_i32(self.entry_ids), self.names, unpack_f32(self.entry_logprobs), strict=True)
-        for count, rank in zip(self.counts, self.ranks, strict=True):
+        for count, rank, offset in zip(self.counts, self.ranks, self.offsets, strict=True):
             token_id, token, logprob = next(entries)
             top = tuple(
                 TokenLogprob(token_id=other, token=name, logprob=likely)
                 for _, (other, name, likely) in zip(range(count - 1), entries, strict=False)
             )
-            yield SampledLogprob(token_id=token_id, token=token, logprob=logprob, top=top, rank=rank or None)
+            yield SampledLogprob(
+                token_id=token_id, token=token, logprob=logprob, top=top, text_offset=offset, rank=rank or None
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

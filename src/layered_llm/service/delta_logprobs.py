@@ -15,9 +15,10 @@ class DeltaLogprobs:
     """Those of one message; nothing is built for a row that nobody asks for."""
 
     def __init__(self, message: TextEmitted) -> None:
-        self._sampled = None if message.logprobs is None else _Columns(message.logprobs, message.logprob_tokens)
-        prompts = message.prompt_logprobs
-        self._prompt = None if prompts is None else _Columns(prompts.columns, message.prompt_logprob_tokens)
+        told, prompts = message.logprobs, message.prompt_logprobs
+        names, offsets = message.prompt_logprob_tokens, message.prompt_text_offsets
+        self._sampled = None if told is None else _Columns(told, message.logprob_tokens, message.text_offsets)
+        self._prompt = None if prompts is None else _Columns(prompts.columns, names, offsets)
         self._prompt_ends = () if prompts is None else tuple(accumulate(unpack_i32(prompts.token_counts), initial=0))
 
     def sampled(self, first: int, behind: int) -> "LogprobRun | tuple[SampledLogprob, ...]":
@@ -30,12 +31,13 @@ class DeltaLogprobs:
 
 
 class _Columns:
-    def __init__(self, columns: LogprobColumns, names: tuple[bytes, ...]) -> None:
+    def __init__(self, columns: LogprobColumns, names: tuple[bytes, ...], offsets: bytes) -> None:
         self._columns = columns
         self._names = names
         self._counts = unpack_i32(columns.counts)
         self._starts = tuple(accumulate(self._counts, initial=0))
         self._ranks = unpack_i32(columns.ranks)
+        self._offsets = unpack_i32(offsets)
 
     def run(self, first: int, behind: int) -> "LogprobRun | tuple[SampledLogprob, ...]":
         start, end = self._starts[first], self._starts[behind]
@@ -47,5 +49,6 @@ class _Columns:
             self._columns.token_ids[4 * start : 4 * end],
             self._columns.logprobs[4 * start : 4 * end],
             self._names[start:end],
-            [self._ranks[place] if self._ranks else 0 for place in told],
+            ranks=[self._ranks[place] if self._ranks else 0 for place in told],
+            offsets=[self._offsets[place] for place in told],
         )

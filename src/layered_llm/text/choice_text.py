@@ -11,6 +11,7 @@ import attrs
 from layered_llm.text.detokenizer import Detokenizer
 from layered_llm.text.preparation import EndTokens, Prepared
 from layered_llm.text.stop_strings import StopScanner
+from layered_llm.text.text_offsets import TextOffsets
 from layered_llm.text.tokenizer import Tokenizer
 
 
@@ -23,6 +24,8 @@ class ChoiceText:
     _end_tokens: EndTokens
     _includes_stop: bool
     _min_tokens: int
+    _offsets: TextOffsets | None = None
+    """Where anybody asks for them."""
     _end_token: int | None = None
     tokens: int = 0
     """How many count: all that were pushed, the one that completed a stop string being the last."""
@@ -50,6 +53,13 @@ class ChoiceText:
             return ""
         return self._scanned(self._detokenizer.push((token,)))
 
+    def offset(self, token: int) -> int:
+        """Where the text of `token` begins, which is the one that was pushed last; 0 where nobody asks."""
+        if self._offsets is None:
+            return 0
+        is_hidden = self._end_token is not None and not self._includes_stop
+        return self._offsets.chars if is_hidden else self._offsets.push(token)
+
     def finish(self) -> str:
         """The text still held, when no token follows. It may complete a stop string."""
         text = self._scanned(self._detokenizer.finish())
@@ -73,6 +83,9 @@ def start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[ChoiceText]:
             end_tokens=prepared.end_tokens,
             includes_stop=params.include_stop_str_in_output,
             min_tokens=prepared.admit.sampling.min_tokens,
+            offsets=None
+            if params.logprobs is None
+            else TextOffsets(tokenizer, params.skip_special_tokens, chars=len(prepared.echo)),
         )
         for _ in range(params.n)
     ]

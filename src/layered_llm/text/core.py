@@ -105,6 +105,7 @@ class TextCore:
                     told_prompt_ids=admit.prompt_ids if outcome.params.tells_prompt_ids else b"",
                     choices=[OpenChoice(text) for text in start_choices(outcome, self._text_files.tokenizer)],
                     echo=outcome.echo,
+                    echo_offsets=outcome.echo_offsets,
                     is_prompt_only=outcome.is_prompt_only,
                 )
                 return Outgoing(to_scheduler=(admit,))
@@ -269,10 +270,12 @@ class TextCore:
             if choice.has_ended or request.is_silent:
                 continue
             if position == 0:
-                tables.prompt(request.request, index, request.echo, prompt)
+                tables.prompt(request.request, index, request.echo, prompt, request.echo_offsets)
             if request.is_prompt_only:
                 continue
-            tables.token(request.request, index, token, choice.text.push(token), logprobs)
+            text = choice.text.push(token)
+            offset = choice.text.offset(token)
+            tables.token(request.request, index, token, text, logprobs=logprobs, offset=offset)
             if choice.text.matched_string is not None:
                 orders.append(StopChoice(request=request.request, choice=index, output_tokens=choice.text.tokens))
                 self._end_choice(request, index, tables, FinishReason.STOP, text="")

@@ -38,7 +38,9 @@ class _Rows:
     ended_cached_tokens: list[int] = attrs.field(init=False, factory=list)
     ended_errors: list[str | None] = attrs.field(init=False, factory=list)
     logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
+    text_offsets: list[int] = attrs.field(init=False, factory=list)
     prompts: list[LogprobColumns | None] = attrs.field(init=False, factory=list)
+    prompt_offsets: list[bytes] = attrs.field(init=False, factory=list)
 
     def message(self, bytes_of: Callable[[int], bytes]) -> TextEmitted:
         logprobs, prompts = LogprobColumns.of(self.logprobs), PromptLogprobs.of(self.prompts)
@@ -57,8 +59,10 @@ class _Rows:
             ended_errors=tuple(self.ended_errors),
             logprobs=logprobs,
             logprob_tokens=_names(logprobs, bytes_of),
+            text_offsets=b"" if logprobs is None else pack_i32(self.text_offsets),
             prompt_logprobs=prompts,
             prompt_logprob_tokens=_names(None if prompts is None else prompts.columns, bytes_of),
+            prompt_text_offsets=b"".join(self.prompt_offsets),
         )
 
 
@@ -79,12 +83,14 @@ class TextTables:
     """What a token stands for."""
     _rows: dict[ApiId, _Rows] = attrs.field(init=False, factory=dict)
 
-    def prompt(self, request: RequestId, choice: int, text: str, told: LogprobColumns | None) -> None:
-        """What a choice tells of its prompt, before its first token."""
+    def prompt(self, request: RequestId, choice: int, text: str, told: LogprobColumns | None, offsets: bytes) -> None:
+        """What a choice tells of its prompt, before its first token; `offsets` of its tokens, where they are in the text."""
         if text or told is not None:
             rows = self._of(request)
             self._add(rows, request, choice, text, token_count=0)
             rows.prompts[-1] = told
+            if told is not None:
+                rows.prompt_offsets.append(offsets or bytes(4 * told.row_count))
 
     def token(
         self,
@@ -92,12 +98,15 @@ class TextTables:
         choice: int,
         token: int,
         text: str,
+        *,
         logprobs: LogprobEntries,
+        offset: int,
     ) -> None:
         """A token and the text that it made certain; tokens of one choice that come in a row share its row."""
         rows = self._of(request)
         rows.token_ids.append(token)
         rows.logprobs.append(logprobs)
+        rows.text_offsets.append(offset)
         if rows.requests and rows.requests[-1] == request and rows.choices[-1] == choice:
             rows.token_counts[-1] += 1
             rows.texts[-1] += text

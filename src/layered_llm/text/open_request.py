@@ -42,6 +42,8 @@ class OpenRequest:
     """What failed, once something did."""
     echo: str = ""
     """What the text of each choice begins with."""
+    echo_offsets: bytes = b""
+    """Where each of the prompt's tokens begins in it."""
     is_prompt_only: bool = False
     """The one token that each choice samples is not shown."""
 

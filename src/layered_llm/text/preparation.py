@@ -24,6 +24,7 @@ from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, is_to_be_rendered, prompt_chars, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
+from layered_llm.text.text_offsets import offsets_of_text
 from layered_llm.text.token_ids import TokenIds
 from layered_llm.text.tokenizer import CannotEncode
 
@@ -58,6 +59,8 @@ class Prepared:
     end_tokens: EndTokens
     echo: str = ""
     """The prompt's text, where each choice begins with it."""
+    echo_offsets: bytes = b""
+    """Where each of the prompt's tokens begins in it, packed, where they are told with log probabilities."""
 
     @property
     def is_prompt_only(self) -> bool:
@@ -191,7 +194,14 @@ class Preparation:
             reads_cache=params.prompt_logprobs is None,
         )
         echo = self._echo(tokens) if params.echo else ""
-        return Prepared(admit=admit, params=params, stops=StopAutomaton.of(params.stop), end_tokens=end_tokens, echo=echo)
+        return Prepared(
+            admit=admit,
+            params=params,
+            stops=StopAutomaton.of(params.stop),
+            end_tokens=end_tokens,
+            echo=echo,
+            echo_offsets=self._echo_offsets(tokens, echo),
+        )
 
     def _bad_words(self) -> tuple[bytes, ...] | Rejected:
         """The tokens of each bad word as vLLM has them: as a text begins with it, and with a space before it, where that makes
@@ -222,6 +232,12 @@ class Preparation:
         if prompt.text is not None and prompt.keep_last_tokens is None:
             return prompt.text
         return self._text_files.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def _echo_offsets(self, tokens: "array[int]", echo: str) -> bytes:
+        params = self._message.params
+        if not params.echo or params.prompt_logprobs is None or self._message.prompt.chat is not None:
+            return b""
+        return pack_i32(offsets_of_text(self._text_files.tokenizer, tokens, echo))
 
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""

@@ -119,6 +119,10 @@ class Tokenizer:
         """The same of many, without a call for each."""
         return self._tables[False].shown.keys() >= set(token_ids)
 
+    def shown(self, token: int, *, skip_special_tokens: bool) -> bytes | str | int | None:
+        """What a text shows of a token: bytes or characters, one byte of a run, or nothing."""
+        return self._tables[skip_special_tokens].shown.get(token)
+
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for by itself, special ones included: a part of a UTF-8 character, where it is one."""
         return self._tables[False].token_bytes(token)

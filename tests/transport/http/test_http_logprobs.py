@@ -22,15 +22,15 @@ from support.http_client import CHAT, COMPLETIONS, MESSAGES, application, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 
 
-def sampled(token: bytes, logprob: float = -0.5, *top: tuple[bytes, float], token_id: int = 7) -> SampledLogprob:
+def sampled(token: bytes, logprob: float = -0.5, *top: tuple[bytes, float], token_id: int = 7, at: int = 0) -> SampledLogprob:
     likeliest = tuple(TokenLogprob(token_id=place, token=one, logprob=value) for place, (one, value) in enumerate(top))
-    return SampledLogprob(token_id=token_id, token=token, logprob=logprob, top=likeliest)
+    return SampledLogprob(token_id=token_id, token=token, logprob=logprob, top=likeliest, text_offset=at)
 
 
-HI = (sampled(b"H", -0.25, (b"H", -0.25), (b"Y", -1.5)), sampled(b"i", -2.0, (b"o", -0.125), (b"i", -2.0)))
+HI = (sampled(b"H", -0.25, (b"H", -0.25), (b"Y", -1.5)), sampled(b"i", -2.0, (b"o", -0.125), (b"i", -2.0), at=1))
 ANSWER = answering(
     text_delta("Hi", token_ids=(1, 2), logprobs=HI),
-    text_delta("", token_ids=(3,), finish_reason=FinishReason.STOP, logprobs=(sampled(b"<|end|>", -0.0),)),
+    text_delta("", token_ids=(3,), finish_reason=FinishReason.STOP, logprobs=(sampled(b"<|end|>", -0.0, at=2),)),
     ended(),
 )
 
@@ -94,10 +94,8 @@ def test_a_part_of_a_character_is_spelled_with_a_replacement_and_keeps_its_bytes
     assert (second["token"], second["bytes"]) == ("\ufffd", [0xA9])
 
 
-def test_a_character_counts_in_offsets_with_the_token_that_completes_it() -> None:
-    tokens = [sampled(part) for part in (b"a", b"\xc3", b"\xa9", b"b", b"\xff", b"c")]
-
-    assert CompletionLogprobs(by_text).write(tokens)["text_offset"] == [0, 1, 1, 2, 3, 4]
+def test_offsets_are_those_that_the_engine_tells() -> None:
+    assert CompletionLogprobs(by_text).write([sampled(b"a"), sampled(b"b", at=9)])["text_offset"] == [0, 9]
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, -1e30])
@@ -154,29 +152,10 @@ def test_pieces_of_a_stream_add_up_to_the_whole(seed: int, shape: Shape) -> None
     assert len(tokens) == len(whole[lists[0]])
 
 
-def test_a_choice_has_offsets_of_its_own() -> None:
-    head = ResponseHead(id="x-1", created_s=1, model="m", fingerprint="fp_1")
-    plan = AnswerPlan(
-        shape=responses.COMPLETIONS,
-        head=head,
-        prompts=1,
-        choices_per_prompt=2,
-        prompt_tokens=1,
-        include_usage=False,
-        continuous_usage=False,
-    )
-    answer = StreamedAnswer(plan)
-    first = text_delta("ab", logprobs=(sampled(b"ab"),))
-    events = [first, attrs.evolve(first, choice=1), first]
-    chunks = b"".join(answer.encode(tuple((0, event) for event in events))).decode().split("\n\n")[:-1]
-    offsets = [json.loads(item.removeprefix("data: "))["choices"][0]["logprobs"]["text_offset"] for item in chunks]
-    assert offsets == [[0], [0], [2]]
-
-
-PROMPT = (sampled(b"On", 0.0, token_id=8), sampled(b"ce", -1.25, (b"e", -0.5), (b"ce", -1.25)))
+PROMPT = (sampled(b"On", 0.0, token_id=8), sampled(b"ce", -1.25, (b"e", -0.5), (b"ce", -1.25), at=2))
 ECHO = answering(
-    text_delta("OnceH", token_ids=(1,), logprobs=HI[:1], prompt_logprobs=PROMPT),
-    text_delta("i", token_ids=(2,), finish_reason=FinishReason.LENGTH, logprobs=HI[1:]),
+    text_delta("OnceH", token_ids=(1,), logprobs=(attrs.evolve(HI[0], text_offset=4),), prompt_logprobs=PROMPT),
+    text_delta("i", token_ids=(2,), finish_reason=FinishReason.LENGTH, logprobs=(attrs.evolve(HI[1], text_offset=5),)),
     ended(),
 )
 ECHOED = {

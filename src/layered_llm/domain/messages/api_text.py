@@ -158,9 +158,13 @@ class TextEmitted:
     """Of each of `token_ids`; None where no token's request wants any."""
     logprob_tokens: tuple[bytes, ...] = ()
     """The bytes of each entry's token: parts of UTF-8 characters, where the vocabulary has tokens for those."""
+    text_offsets: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Where the text of each of `token_ids` begins in its choice's, in characters; empty where `logprobs` is None."""
     prompt_logprobs: PromptLogprobs | None = None
     """Of the whole prompt, with the first row of each choice that wants them."""
     prompt_logprob_tokens: tuple[bytes, ...] = ()
+    prompt_text_offsets: bytes = attrs.field(default=b"", validator=packed("i"))
+    """Of each prompt token that is told, in the text of a choice that begins with the prompt, else 0."""
 
     def __attrs_post_init__(self) -> None:
         same_rows(
@@ -181,8 +185,16 @@ class TextEmitted:
             raise ValueError("ended_errors has one item for each ended request")
         check_rows(self.logprobs, self.token_ids)
         check_prompt_rows(self.prompt_logprobs, len(self.texts))
+        prompts = None if self.prompt_logprobs is None else self.prompt_logprobs.columns
+        _check_offsets(self.logprobs, self.text_offsets)
+        _check_offsets(prompts, self.prompt_text_offsets)
         _check_names(self.logprobs, self.logprob_tokens)
-        _check_names(None if self.prompt_logprobs is None else self.prompt_logprobs.columns, self.prompt_logprob_tokens)
+        _check_names(prompts, self.prompt_logprob_tokens)
+
+
+def _check_offsets(columns: LogprobColumns | None, offsets: bytes) -> None:
+    if rows("i", offsets) != (0 if columns is None else columns.row_count):
+        raise ValueError("there is one offset for each token that is told")
 
 
 def _check_names(columns: LogprobColumns | None, names: tuple[bytes, ...]) -> None:

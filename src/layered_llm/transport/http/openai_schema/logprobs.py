@@ -7,7 +7,6 @@ U+FFFD; its bytes are exact, and vLLM's `token_id:N` names it beyond doubt. JSON
 below `FLOOR`.
 """
 
-import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -16,7 +15,6 @@ from layered_llm.domain.stream import SampledLogprob, TokenLogprob
 Json = dict[str, Any]
 
 FLOOR: Final = -9999.0
-_Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 
 Naming: TypeAlias = Callable[[TokenLogprob], str]
@@ -54,29 +52,21 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of `/v1/completions`. Knows how far the choice's text is, which `text_offset` counts."""
+    """`choices[].logprobs` of `/v1/completions`."""
 
     def __init__(self, named: Naming) -> None:
         self._named = named
-        self._decoder = _Utf8Decoder("replace")
-        self._chars = 0
 
     def write(self, logprobs: Sequence[SampledLogprob], echoed: Sequence[SampledLogprob] = ()) -> Json:
         tokens = (*echoed, *logprobs)
         unknown = (None,) * bool(echoed)
         known = tokens[len(unknown) :]
         return {
-            "text_offset": [self._place(sampled.token) for sampled in tokens],
+            "text_offset": [sampled.text_offset for sampled in tokens],
             "token_logprobs": [*unknown, *(_floored(sampled.logprob) for sampled in known)],
             "tokens": [self._named(sampled) for sampled in tokens],
             "top_logprobs": [*unknown, *(self._by_name(sampled) for sampled in known)],
         }
-
-    def _place(self, token: bytes) -> int:
-        """Characters of the tokens before this one; a character counts with the token that completes it."""
-        place = self._chars
-        self._chars += len(self._decoder.decode(token))
-        return place
 
     def _by_name(self, sampled: SampledLogprob) -> dict[str, float]:
         """The likeliest first, and the sampled token; of tokens that are named alike the likeliest one."""
