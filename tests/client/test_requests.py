@@ -25,7 +25,19 @@ def test_server_urls_as_people_write_them(url: str, root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://h", "http://", "unix:///run/x.sock", "http://h:port", "http://h:99999", "http:h", "http://h\0"]
+    "url",
+    [
+        "",
+        "ftp://h",
+        "http://",
+        "unix:///run/x.sock",
+        "http://h:port",
+        "http://h:99999",
+        "http:h",
+        "http://h\0",
+        "http://a..b",
+        "h" * 64,
+    ],
 )
 def test_no_http_url(url: str) -> None:
     with pytest.raises(ValueError, match="not an HTTP URL"):

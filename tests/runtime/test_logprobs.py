@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.logprobs import raw_logprobs
+from layered_llm.runtime.logprobs import log_softmax, raw_logprobs
 from layered_llm.runtime.sample_row import SampleRow
 from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.torch_opening import open_torch_device
@@ -149,3 +149,8 @@ def test_every_prompt_token_has_its_true_rank(chunk_tokens: int, top: int, tiny:
     ranks = [int((logits >= logits[token]).sum()) for logits, token in zip(reference[:-1], PROMPTS[2][1:], strict=True)]
     assert [0, *ranks] == driver.prompt_ranks[0]
     assert max(ranks) > 20
+
+
+def test_a_logit_that_is_too_far_below_the_largest_is_impossible_and_nothing_else() -> None:
+    largest = np.finfo(np.float32).max
+    assert [0.0, -np.inf] == log_softmax(np.array([[largest, -largest]], np.float32))[0].tolist()

@@ -1,4 +1,5 @@
 import argparse
+import os
 import socket
 from pathlib import Path
 
@@ -38,6 +39,24 @@ def test_a_key_without_a_name_never_has_that_of_another_key(text: str, names: li
     file.write_text(text)
 
     assert names == [name for name, _ in read_api_keys(Settings(api_key_file=str(file)))]
+
+
+@pytest.mark.parametrize("kind", ["API", "admin"])
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe"])
+def test_a_file_without_an_end_is_refused_at_once(
+    kind: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+
+    with pytest.raises(SettingsError, match=f"the file of {kind} keys {path} is a .*, not a regular file"):
+        {"API": read_api_keys, "admin": read_admin_keys}[kind](Settings(**{f"{kind.lower()}_key_file": path}))  # type: ignore[arg-type] # by name
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(file: Path) -> None:
+    file.write_text("\ufeffalice:sk-1")
+
+    assert (("alice", "sk-1"),) == read_api_keys(Settings(api_key_file=str(file)))
 
 
 def test_a_key_of_the_setting_never_has_a_name_of_the_file(file: Path) -> None:
@@ -139,7 +158,7 @@ def test_a_file_that_would_open_the_server_wrongly_is_refused_without_showing_a_
 
 
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:
-    with pytest.raises(SettingsError, match=r"keys: .* cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"file of API keys .*keys cannot be read: No such file"):
         read_api_keys(Settings(api_key_file=str(file)))
 
 

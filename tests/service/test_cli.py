@@ -90,6 +90,7 @@ def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["srve"], "layered-llm: srve is no command (did you mean serve?); there are serve, chat, bench"),
         (["xyz"], "layered-llm: xyz is no command; there are serve, chat, bench"),
+        (["n" * 300], f"layered-llm: {'n' * 300} is no command; there are serve, chat, bench"),
         (["--prot", "1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
         (["serve", "--prot=1"], "layered-llm serve: unknown flag --prot (did you mean --port?)"),
         (
@@ -151,7 +152,7 @@ def test_a_directory_is_no_command_but_may_be_a_model(tmp_path: object, capsys: 
 
 def test_a_wrong_configuration_file_is_told(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == run("serve", "--config", f"{tmp_path}/none.toml")
-    assert f"layered-llm: {tmp_path}/none.toml: the configuration file cannot be read: No such file" in capsys.readouterr().err
+    assert f"layered-llm: the configuration file {tmp_path}/none.toml cannot be read: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

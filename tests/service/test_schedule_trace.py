@@ -179,6 +179,12 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         pass
 
 
+def test_a_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceFileError, match="pipe cannot be written: No such device"), opened(tmp_path / "pipe"):
+        pass
+
+
 @pytest.mark.parametrize(("place", "is_restart"), [("full", False), ("full", True), ("none/t", True)])
 def test_on_a_full_disk_and_on_a_restart_serving_goes_on_without_a_trace_and_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str, is_restart: bool

@@ -1,5 +1,7 @@
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"trace_file": "/nowhere/trace.json"}, "--trace-file /nowhere/trace.json: there is no directory /nowhere"),
         ({"trace_file": "/"}, "--trace-file /: this is a directory"),
         ({"chat_template": "/nowhere.jinja"}, "--chat-template /nowhere.jinja: there is no such file"),
+        ({"chat_template": "n" * 300}, f"--chat-template {'n' * 300}: there is no such file"),
+        ({"trace_file": f"{'n' * 300}/trace.json"}, f"--trace-file {'n' * 300}/trace.json: there is no directory "),
         ({"max_seq_len_override": 129}, "--max-seq-len-override (--max-model-len) must be at most the model's 128 tokens"),
         ({"num_pages": 10**12}, "--num-pages must be at most "),
         ({"model": "/nowhere"}, "--model /nowhere: there is no such file or directory"),
@@ -41,6 +45,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_cannot_be_right_is_refused_by_its_flag(settings: dict[str, object], message: str, model: str) -> None:
     with pytest.raises(SettingsError, match=f"^{re.escape(message)}"):
         check_before_start(Settings(**{"model": model, **settings}))  # type: ignore[arg-type]  # checked by the class
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
+def test_a_trace_goes_into_no_pipe(make: Callable[[Path], None], model: str, tmp_path: Path) -> None:
+    make(tmp_path / "trace")
+
+    with pytest.raises(SettingsError, match="this is no regular file"):
+        check_before_start(Settings(model=model, trace_file=str(tmp_path / "trace")))
 
 
 @pytest.mark.parametrize("device", ["cpu", "scripted"])

@@ -1,5 +1,6 @@
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_keys_may_be_spelled_as_the_flags(config: Path) -> None:
         ("drain_timeout_s = nan", "drain_timeout_s must be a finite number, got nan"),
         ("device = 'tpu'", "device must be one of cpu, scripted, got 'tpu'"),
         ("port =", "not a TOML file: Invalid value"),
+        (f"port = {'[' * 20_000}", "not a TOML file: it is nested too deeply"),
+        (f"port = {'1' * 5000}", "not a TOML file: Exceeds the limit"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_the_file_the_key_and_what_is_allowed(
@@ -116,13 +119,33 @@ def test_a_wrong_key_or_value_is_refused_with_the_file_the_key_and_what_is_allow
 def test_a_file_that_is_no_text_is_refused(config: Path) -> None:
     config.write_bytes(b"model = '\xff'")
 
-    with pytest.raises(SettingsError, match=r"llm.toml: not a TOML file"):
+    with pytest.raises(SettingsError, match=r"llm.toml cannot be read: it is not UTF-8 at byte 9"):
         load(None, {"LAYERED_LLM_CONFIG": str(config)})
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing.toml", "No such file"), (".", "Is a directory")])
+def test_a_byte_order_mark_says_nothing(config: Path) -> None:
+    assert 9 == loaded(config, "\ufeffport = 9").port
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe"])
+def test_a_file_without_an_end_is_refused_at_once(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+
+    with pytest.raises(SettingsError, match=f"the configuration file {path} is a .*, not a regular file"):
+        load(parse("--config", path), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing.toml", "cannot be read: No such file"),
+        (".", "is a directory"),
+        ("n" * 300, "cannot be read: File name too long"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: str) -> None:
-    with pytest.raises(SettingsError, match=f"cannot be read: {reason}"):
+    with pytest.raises(SettingsError, match=reason):
         load(parse("--config", str(tmp_path / name)), {})
 
 

@@ -69,7 +69,12 @@ class ApiServer:
 
 def _api_root(text: str) -> str:
     url = urlsplit(text if "://" in text else f"http://{text}")
-    if url.scheme not in {"http", "https"} or not url.hostname or not _has_port_or_none(url) or not text.isprintable():
+    if (
+        url.scheme not in {"http", "https"}
+        or not _is_host(url.hostname)
+        or not _has_port_or_none(url)
+        or not text.isprintable()
+    ):
         raise ValueError(f"not an HTTP URL: {text!r}")
     path = url.path.rstrip("/")
     for endpoint in _ENDPOINTS:
@@ -77,6 +82,14 @@ def _api_root(text: str) -> str:
     if not any(_VERSION_SEGMENT.match(segment) for segment in path.split("/")):
         path += "/v1"
     return urlunsplit((url.scheme, url.netloc, path, "", ""))
+
+
+def _is_host(name: str | None) -> bool:
+    """Whether a resolver can be asked for it: what has an empty part, or a long one, fails before that."""
+    try:
+        return bool(name and name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _has_port_or_none(url: SplitResult) -> bool:

@@ -1,4 +1,4 @@
-"""Reads files that somebody else made: regular ones only, of a bounded size, as JSON of a bounded shape.
+"""Reads files that somebody else made or named: regular ones only, of a bounded size, as JSON of a bounded shape.
 
 Must not know: what is in a file, models, tokenizers.
 
@@ -99,10 +99,20 @@ def map_file(path: Path) -> mmap.mmap:
 
 def is_regular(path: Path) -> bool:
     """Whether there is a regular file that can be looked at."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory that can be looked at."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    """0 where there is nothing, or nothing that can be looked at."""
     try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (OSError, ValueError):  # Path.is_file raises some of these
-        return False
+        return path.stat().st_mode
+    except (OSError, ValueError):  # Path.is_file raises some of these, as for a name that is too long
+        return 0
 
 
 def shown(name: object) -> str:

@@ -88,9 +88,9 @@ def following_logprobs(
 def log_softmax(logits: Float32s) -> Float32s:
     """Of each row of `logits` (fp32 [rows, vocabulary], not changed): fp32, the sum of its exponentials in fp64.
 
-    One that is NaN or +inf makes all of its row NaN, as none but -inf does.
+    One that is NaN or +inf makes all of its row NaN, as none but -inf does. One that is too far below the largest is -inf.
     """
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         sums = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)
         shifted -= np.log(sums).astype(np.float32)

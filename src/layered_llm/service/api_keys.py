@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from layered_llm.formats.untrusted_files import UnreadableFile, read_text
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_fields import user_path
 
@@ -86,7 +87,9 @@ def _in_file(kind: str, file: str | None) -> Iterator[tuple[str, str, str]]:
 
 def _lines(kind: str, path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"{path}: the file of {kind} cannot be read: {reason}") from None
+        text = read_text(path)
+    except UnreadableFile as error:
+        raise SettingsError(f"the file of {kind} {error}") from None
+    if text is None:
+        raise SettingsError(f"the file of {kind} {path} cannot be read: No such file or directory")
+    return text.removeprefix("\ufeff").splitlines()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from layered_llm.formats.untrusted_files import is_directory, is_regular
 from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
 from layered_llm.service.settings import SettingsError, add_arguments, command_values, ignored_variables, load
 from layered_llm.service.settings_sources import add_config_flag, closest
@@ -104,7 +105,7 @@ class _Version(argparse.Action):
 
 
 def _no_command(name: str, commands: dict[str, Callable[[list[str]], int]]) -> str:
-    if Path(name).exists():
+    if is_regular(Path(name)) or is_directory(Path(name)):
         return f"{name} is no command; to serve that model: {PROGRAM} serve {name}"
     return f"{name} is no command{closest(name, commands)}; there are {', '.join(commands)}"
 

@@ -138,13 +138,18 @@ def _create(path: Path, clock_sync: Event) -> ScheduleTrace:
     if path.is_file():
         path.replace(path.with_name(f"{path.name}.old"))
     with ExitStack() as unless_begun:
-        file = path.open("wb", buffering=0)
+        file = open(path, "wb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed where it could not be begun
         unless_begun.callback(_close, file)
         name = _metadata("process_name", _STEPS_LANE, name="layered_llm scheduler")
         beginning = b"[\n" + _encoded(name) + b",\n" + _encoded(clock_sync)
         _put(file, beginning, 0)
         unless_begun.pop_all()
     return ScheduleTrace(file, len(beginning))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A named pipe that nobody reads is refused, where opening it would wait for a reader, and the engine with it."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _put(file: FileIO, data: bytes, at: int) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 from typing import Final
 
+from layered_llm.formats.untrusted_files import is_directory, is_regular
 from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hub, resolve
 from layered_llm.service.settings import Settings, SettingsError, flag
 from layered_llm.service.settings_fields import user_path
@@ -22,7 +23,7 @@ def check_before_start(settings: Settings) -> None:
     _check_pairs(settings)
     _check_pages(settings)
     _check_trace_file(settings)
-    if settings.chat_template is not None and not user_path(settings.chat_template).is_file():
+    if settings.chat_template is not None and not is_regular(user_path(settings.chat_template)):
         raise SettingsError(f"--chat-template {settings.chat_template}: there is no such file")
     checkpoint = _local_checkpoint(settings)
     if checkpoint is not None and not (settings.max_seq_len_override is None and settings.num_pages is None):
@@ -68,10 +69,12 @@ def _check_trace_file(settings: Settings) -> None:
     if settings.trace_file is None:
         return
     path = user_path(settings.trace_file)
-    if path.is_dir():
+    if is_directory(path):
         raise SettingsError(f"--trace-file {settings.trace_file}: this is a directory")
-    if not path.parent.is_dir():
+    if not is_directory(path.parent):
         raise SettingsError(f"--trace-file {settings.trace_file}: there is no directory {path.parent}")
+    if os.path.lexists(path) and not is_regular(path) and not path.is_char_device():
+        raise SettingsError(f"--trace-file {settings.trace_file}: this is no regular file")
     if not os.access(path.parent, os.W_OK):
         raise SettingsError(f"--trace-file {settings.trace_file}: no file can be made in {path.parent}")
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from layered_llm.formats.untrusted_files import UnreadableFile, read_text
 from layered_llm.service import command_flags
 from layered_llm.service.command_flags import ENVIRONMENT_PREFIX
 from layered_llm.service.settings_fields import (
@@ -32,6 +33,7 @@ CONFIG_VARIABLE: Final = "LAYERED_LLM_CONFIG"
 CONFIG_FLAG: Final = "--config"
 _LIKENESS: Final = 0.7
 """Of two names, as difflib counts it, from which on one may have been meant by the other."""
+_MOST_FILE_BYTES: Final = 1 << 20
 _WHERE_LISTED: Final = "`layered-llm serve --help` lists all"
 _OF_SERVICE: Final = re.compile(
     rf"{ENVIRONMENT_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", re.ASCII
@@ -196,12 +198,17 @@ def _from_text(field: Field, text: str, name: str) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(f"{path}: the configuration file cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = read_text(path, most_bytes=_MOST_FILE_BYTES)
+    except UnreadableFile as error:
+        raise SettingsError(f"the configuration file {error}") from error
+    if text is None:
+        raise SettingsError(f"the configuration file {path} cannot be read: No such file or directory")
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except ValueError as error:  # of a number with too many digits, too
         raise SettingsError(f"{path}: not a TOML file: {error}") from error
+    except RecursionError:
+        raise SettingsError(f"{path}: not a TOML file: it is nested too deeply") from None
 
 
 def _from_toml(field: Field, value: Any, name: str) -> Any:

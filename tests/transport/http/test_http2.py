@@ -154,6 +154,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_by_name(files: Tl
 
     for wrong, named in (
         (attrs.evolve(files, key=tmp_path / "missing.pem"), "missing.pem: there is no such file"),
+        (attrs.evolve(files, key=tmp_path / ("n" * 300)), "nnn: there is no such file"),
         (attrs.evolve(files, key=other), "other.pem are no certificate and its key"),
         (attrs.evolve(files, certificate=nonsense), "nonsense.pem and .*: one of them holds none in PEM"),
     ):

@@ -231,7 +231,11 @@ def _json_object(text: str) -> dict[str, Any]:
 def _output_file(text: str) -> Path:
     # A run may take an hour: a folder that does not exist is better found before it than after it.
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
+    try:
+        is_writable = path.parent.is_dir() and not path.is_dir()
+    except OSError:  # as of a name that is too long
+        is_writable = False
+    if not is_writable:
         raise argparse.ArgumentTypeError(f"cannot be written: {text}")
     return path
 

@@ -12,6 +12,8 @@ from typing import Final, NoReturn
 
 import attrs
 
+from layered_llm.formats.untrusted_files import is_regular
+
 _NO_PEM: Final = "one of them holds none in PEM"
 """Of such a file OpenSSL says no reason."""
 
@@ -30,7 +32,7 @@ class TlsFiles:
     def check(self) -> None:
         """Raises BadCertificate."""
         for path in (self.certificate, self.key):
-            if not path.is_file():
+            if not is_regular(path):
                 raise BadCertificate(f"{path}: there is no such file")
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
