@@ -52,6 +52,14 @@ def test_a_quota_of_version_2_counts_wherever_it_is_above_the_process(group: str
     assert 2 == available_cores(tmp_path, 8)
 
 
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9", b"caf\xe9", b"a\xe2\x80\xa8b", b"a:b", b"a b"])
+def test_a_group_may_have_any_name(name: bytes, tmp_path: Path) -> None:
+    write(tmp_path, f"{V2}/{os.fsdecode(name)}/cpu.max", "100000 100000\n")
+    write(tmp_path, "proc/self/cgroup", "")
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/" + name + b"\n")
+    assert 1 == available_cores(tmp_path, allowed=8)
+
+
 @pytest.mark.parametrize("narrow", ["system.slice", "system.slice/llm.service"])
 def test_the_narrowest_quota_counts(narrow: str, tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", NESTED)

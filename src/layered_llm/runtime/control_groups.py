@@ -8,6 +8,7 @@ so that the process's own group and every one above it count. In a container the
 and those above it cannot be seen.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -43,7 +44,7 @@ class _Mount:
 
 def groups_of(controller: str, root: Path) -> Iterator[GroupPlace]:
     """The directories that may limit this process by `controller`, its own group's first; not all of them need be there."""
-    for line in read_text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").split("\n"):  # paths may have what str.splitlines takes for an end
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         is_version_2 = number == "0" and not controllers
         if is_version_2 or controller in controllers.split(","):
@@ -53,9 +54,9 @@ def groups_of(controller: str, root: Path) -> Iterator[GroupPlace]:
 
 
 def read_text(path: Path) -> str:
-    """What a file of the kernel says; empty where there is none, or none that may be read."""
+    """What a file of the kernel says, paths as the system has them; empty where there is none, or none that may be read."""
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        return os.fsdecode(path.read_bytes())
     except OSError:
         return ""
 
@@ -89,7 +90,7 @@ def _mounts(controller: str, root: Path, *, is_version_2: bool) -> list[_Mount]:
 
 def _mounted(root: Path) -> Iterator[tuple[_Mount, str, list[str]]]:
     """Each mount with its file system's type and options."""
-    for line in read_text(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").split("\n"):
         before, _, after = line.partition(" - ")
         mount, file_system = before.split(" "), after.split(" ")
         if len(mount) > _PLACE_FIELD and len(file_system) >= _FILE_SYSTEM_FIELDS:
