@@ -2,6 +2,8 @@ import asyncio
 import json
 import os
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,29 @@ def test_under_asyncio_an_engine_says_what_it_needs_and_what_does_without() -> N
 
     with pytest.raises(RuntimeError, match=r"^open_engine\(\) is for programs that run under trio, .*layered_llm\.LLM is "):
         asyncio.run(open_it())
+
+
+CALLS: dict[str, Callable[[layered_llm.Engine], Awaitable[object]]] = {
+    "generate": lambda engine: engine.generate("abc"),
+    "generate_many": lambda engine: engine.generate_many(["abc"]),
+    "open_stream": lambda engine: engine.open_stream("abc").__aenter__(),
+    "tokenize": lambda engine: engine.tokenize("abc"),
+    "detokenize": lambda engine: engine.detokenize([97]),
+    "state": lambda engine: engine.state(),
+    "is_quiescent": lambda engine: engine.is_quiescent(),
+}
+
+
+async def test_an_engine_that_is_used_under_another_loop_says_so_at_once_and_goes_on(model: Path) -> None:
+    async def under_asyncio(call: Callable[[layered_llm.Engine], Awaitable[object]], engine: layered_llm.Engine) -> object:
+        return await call(engine)
+
+    async with layered_llm.open_engine(model, **tiny_settings()) as engine:
+        for call in CALLS.values():
+            for run in (partial(trio.run, call, engine), partial(asyncio.run, under_asyncio(call, engine))):
+                with pytest.raises(RuntimeError, match=r"elsewhere than in the trio\.run\(\) that opened it; .*from_thread"):
+                    await trio.to_thread.run_sync(run)
+        assert "abca" == (await engine.generate("abc", layered_llm.SamplingParams(max_tokens=4))).text
 
 
 async def test_an_engine_tells_what_it_is(model: Path) -> None:

@@ -23,6 +23,10 @@ class Text(str):
     __slots__ = ()
 
 
+class Params(SamplingParams):
+    pass
+
+
 def test_a_string_is_a_text() -> None:
     assert Prompt.of_text("") == inputs.to_prompt("")
     assert Prompt.of_text("héllo 🦙") == inputs.to_prompt("héllo 🦙")
@@ -42,8 +46,12 @@ def test_an_assistant_may_have_said_nothing() -> None:
     assert Prompt.of_chat([ChatMessage(role="assistant", content=None)]) == inputs.to_prompt([{"role": "assistant"}])
 
 
+def with_calls(calls: Any) -> ChatMessage:
+    return ChatMessage(role="assistant", content=None, tool_calls=calls)
+
+
 def calling(call: Any) -> ChatMessage:
-    return ChatMessage(role="assistant", content=None, tool_calls=(call,))
+    return with_calls((call,))
 
 
 def test_a_turn_may_be_one_of_calls() -> None:
@@ -84,6 +92,7 @@ def test_whole_numbers_of_any_library_are_token_ids() -> None:
         ([ChatMessage(role="user", content="\ud800")], "prompt[0].content", "lone surrogate"),
         ([ChatMessage(role="tool", content="x", tool_call_id="\ud800")], "prompt[0].tool_call_id", "lone surrogate"),
         ([calling(ToolCall(name="\ud800", arguments="{}"))], "prompt[0].tool_calls[0].name", "lone surrogate"),
+        ([with_calls(None)], "prompt[0].tool_calls", "must be a list of ToolCalls, got None"),
         ([calling({"name": "f"})], "prompt[0].tool_calls[0]", "must be a ToolCall"),
         ("x" * (inputs.MAX_PROMPT_BYTES + 1), "prompt", "at most 33554432 are taken"),
     ],
@@ -121,6 +130,7 @@ def test_parameters_leave_in_plain_types() -> None:
     params = inputs.to_params(given)
     assert SamplingParams(stop=("END",), stop_token_ids=(3,), temperature=0.0) == params
     assert [str] == [type(text) for text in params.stop]
+    assert SamplingParams is type(inputs.to_params(Params(max_tokens=3))), "a message has no other"
     assert float is type(params.temperature)
 
 

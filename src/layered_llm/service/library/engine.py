@@ -48,7 +48,8 @@ class Engine:
     """Made by `open_engine`, and used by any task inside its block.
 
     Every method raises ParameterError for what cannot be submitted, RequestRejected for what the engine does not take,
-    EngineLost when the engine died, and EngineClosed after the block and in a process that was forked from this one.
+    EngineLost when the engine died, EngineClosed after the block and in a process that was forked from this one, and
+    RuntimeError elsewhere than in the `trio.run()` that opened the engine.
     """
 
     _client: EngineClient
@@ -57,6 +58,7 @@ class Engine:
     _max_open: int
     _is_closed: bool = False
     _pid: int = attrs.field(factory=os.getpid)
+    _loop: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
 
     @property
     def model_name(self) -> str:
@@ -94,6 +96,7 @@ class Engine:
         first failure aborts the others and is raised. `on_progress` is called at the start, and whenever something came.
         """
         checked = inputs.to_prompts(prompts)
+        self._check_place()
         jobs = tuple(zip(checked, inputs.to_all_params(params, len(checked)), strict=True))
         return await Batch(jobs, self._generate, on_progress).run(self._max_open)
 
@@ -120,7 +123,7 @@ class Engine:
 
     async def state(self) -> EngineReport:
         """What the engine holds now; the question never waits behind requests."""
-        self._check_open()
+        self._check_place()
         return to_report(await self._client.state())
 
     async def is_quiescent(self) -> bool:
@@ -181,6 +184,7 @@ class Engine:
 
     async def _until_ready(self) -> None:
         """An engine of processes that restarts after a death is waited for."""
+        self._check_place()
         while True:
             self._check_open()
             match self._client.status().phase:
@@ -190,6 +194,15 @@ class Engine:
                     raise self._lost()
                 case EnginePhase.STARTING | EnginePhase.RESTARTING | EnginePhase.STOPPING:
                     await self._client.status_change()
+
+    def _check_place(self) -> None:
+        """Under another loop, or none, a call would wait for ever, and could break this one."""
+        self._check_open()
+        if not trio.lowlevel.in_trio_task() or trio.lowlevel.current_trio_token() is not self._loop:
+            raise RuntimeError(
+                "the engine is used elsewhere than in the trio.run() that opened it; "
+                "from another thread call trio.from_thread.run(), or use layered_llm.LLM"
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -88,7 +88,7 @@ def to_params(value: SamplingParams | None, param: str = "params") -> SamplingPa
     if not isinstance(value, SamplingParams):
         raise ParameterError(param, f"{param} must be SamplingParams, got {_shown(value)}")
     fields = attrs.fields(SamplingParams)
-    return attrs.evolve(value, **{field.name: _plain(field, getattr(value, field.name)) for field in fields})
+    return SamplingParams(**{field.name: _plain(field, getattr(value, field.name)) for field in fields})
 
 
 def _plain(field: "attrs.Attribute[Any]", value: object) -> Any:
@@ -144,9 +144,15 @@ def _checked(fields: Mapping[str, Any], param: str) -> ChatMessage:
     return ChatMessage(
         role=role,
         content=_content(fields.get("content"), role, f"{param}.content"),
-        tool_calls=tuple(_tool_call(call, f"{param}.tool_calls[{at}]") for at, call in enumerate(fields.get("tool_calls", ()))),
+        tool_calls=_tool_calls(fields.get("tool_calls", ()), f"{param}.tool_calls"),
         **{name: _optional_text(fields.get(name), f"{param}.{name}") for name in _OPTIONAL_TEXTS},
     )
+
+
+def _tool_calls(values: object, param: str) -> tuple[ToolCall, ...]:
+    if not isinstance(values, list | tuple):
+        raise ParameterError(param, f"{param} must be a list of ToolCalls, got {_shown(values)}")
+    return tuple(_tool_call(call, f"{param}[{at}]") for at, call in enumerate(values))
 
 
 def _tool_call(value: object, param: str) -> ToolCall:
