@@ -146,6 +146,8 @@ class LogprobRun(Sequence[SampledLogprob]):
 
 def logprob_entries(logprobs: Sequence[SampledLogprob]) -> int:
     """How many log probabilities these are, those of the likeliest tokens counted."""
+    if not logprobs:
+        return 0
     return logprobs.entry_count if isinstance(logprobs, LogprobRun) else sum(1 + len(one.top) for one in logprobs)
 
 

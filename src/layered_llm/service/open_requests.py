@@ -93,14 +93,16 @@ class RequestRecord:
         """What came since the last call, or as much of it as is done at once; the end, once, behind all deltas."""
         events: list[StreamEvent] = []
         size_bytes = 0
-        while self._pending and size_bytes < MOST_BYTES_AT_ONCE:
-            choice = next(iter(self._pending))  # one that is taken comes last again
+        for choice in list(self._pending):  # one that is taken comes last again
             delta = _merged(self._pending.pop(choice))
-            size_bytes += _size_bytes(delta)
-            self._count_if_ended(delta, delta.finish_reason)
+            if delta.finish_reason is not FinishReason.RUNNING:
+                self._count_end(delta.finish_reason)
             events.append(delta)
+            if self._pending and (size_bytes := size_bytes + _size_bytes(delta)) >= MOST_BYTES_AT_ONCE:
+                break
         if not self._pending:
-            self._give_back()
+            if self._booked_bytes:
+                self._give_back()
             if self._end is not None:
                 events.append(self._end)
                 self._end = None
@@ -113,14 +115,11 @@ class RequestRecord:
         if any(delta.finish_reason is not FinishReason.RUNNING for delta in last):
             self.finish_reason = FinishReason.ABORT
         for delta in last:
-            self._count_if_ended(delta, FinishReason.ABORT)
+            if delta.finish_reason is not FinishReason.RUNNING:
+                self._count_end(FinishReason.ABORT)
         self._pending.clear()
         self._give_back()
         self._end = None
-
-    def _count_if_ended(self, delta: ChoiceDelta, reason: FinishReason) -> None:
-        if delta.finish_reason is not FinishReason.RUNNING:
-            self._count_end(reason)
 
     def _give_back(self) -> None:
         if self.backlog is not None and self._booked_bytes:
@@ -128,9 +127,9 @@ class RequestRecord:
             self._booked_bytes = 0
 
     def add_delta(self, delta: ChoiceDelta) -> None:
-        waiting = self._pending.setdefault(delta.choice, [])
-        if not waiting:
-            waiting.append(delta)
+        waiting = self._pending.get(delta.choice)
+        if waiting is None:
+            self._pending[delta.choice] = [delta]
             return
         if waiting[-1].finish_reason is not FinishReason.RUNNING:
             raise InvariantViolated(f"choice {delta.choice} goes on after it finished")
@@ -164,9 +163,9 @@ def _size_bytes(delta: ChoiceDelta) -> int:
 
 def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """One delta of a choice for several that came in this order."""
-    last = deltas[-1]
     if len(deltas) == 1:
-        return last
+        return deltas[0]
+    last = deltas[-1]
     return ChoiceDelta(
         choice=last.choice,
         text="".join(delta.text for delta in deltas),
@@ -274,7 +273,8 @@ class OpenRequests:
         tokens = unpack_i32(message.token_ids)
         counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
         requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
-        logprobs = DeltaLogprobs(message)
+        has_more = message.logprobs is not None or message.prompt_logprobs is not None
+        logprobs = DeltaLogprobs(message) if has_more else None
         behind = 0
         for row, number in enumerate(requests):
             first, behind = behind, behind + counts[row]
@@ -290,8 +290,8 @@ class OpenRequests:
                     token_ids=tuple(tokens[first:behind]),
                     finish_reason=FinishReason(reasons[row]),
                     matched_stop=message.matched_stops[row],
-                    logprobs=logprobs.sampled(first, behind),
-                    prompt_logprobs=logprobs.prompt(row),
+                    logprobs=() if logprobs is None else logprobs.sampled(first, behind),
+                    prompt_logprobs=() if logprobs is None else logprobs.prompt(row),
                 ),
             )
 
