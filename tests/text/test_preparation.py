@@ -370,6 +370,14 @@ def test_long_work_is_known_beforehand(prompt: Prompt, stop: tuple[str, ...], is
     assert is_long == (CoreBench.of(FILES).begin(prompt, stop=stop).cost_chars > LONG_WORK_CHARS)
 
 
+@pytest.mark.parametrize("prompt", [Prompt.of_text("hell" * 500), Prompt.of_token_ids([1] * 500)], ids=["text", "ids"])
+def test_places_of_tokens_in_an_echo_are_work_too(prompt: Prompt) -> None:
+    echoed, placed = (
+        CoreBench.of(FILES).begin(prompt, echo=True, prompt_logprobs=logprobs).cost_chars for logprobs in (None, 0)
+    )
+    assert 500 * 8 == placed - echoed
+
+
 def test_an_echo_of_token_ids_is_work_too() -> None:
     prompt = Prompt.of_token_ids([1] * LONG_WORK_CHARS)
     assert CoreBench.of(FILES).begin(prompt, echo=True).cost_chars > LONG_WORK_CHARS

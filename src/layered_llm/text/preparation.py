@@ -35,6 +35,8 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 18
 _STOP_CHAR_COST_CHARS: Final = 4
 _CHOICE_COST_CHARS: Final = 8
 _ECHO_COST_CHARS: Final = 4
+_OFFSET_COST_CHARS: Final = 8
+"""Of a token; a text has some four characters of each."""
 
 ValueT = TypeVar("ValueT")
 
@@ -107,8 +109,11 @@ class Preparation:
             + len(params.allowed_token_ids or ())
             + _CHOICE_COST_CHARS * (params.n - 1)
         )
-        echoed_tokens = rows("i", self._message.prompt.token_ids or b"") if params.echo else 0
-        return prompt_chars(self._message.prompt, self._rendered) + parameters + _ECHO_COST_CHARS * echoed_tokens
+        prompt = self._message.prompt
+        echoed_tokens = rows("i", prompt.token_ids or b"") if params.echo else 0
+        places = echoed_tokens + len(prompt.text or "") // 4 if self._tells_offsets else 0
+        told = _ECHO_COST_CHARS * echoed_tokens + _OFFSET_COST_CHARS * places
+        return prompt_chars(prompt, self._rendered) + parameters + told
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
@@ -234,10 +239,12 @@ class Preparation:
         return self._text_files.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _echo_offsets(self, tokens: "array[int]", echo: str) -> bytes:
+        return pack_i32(offsets_of_text(self._text_files.tokenizer, tokens, echo)) if self._tells_offsets else b""
+
+    @property
+    def _tells_offsets(self) -> bool:
         params = self._message.params
-        if not params.echo or params.prompt_logprobs is None or self._message.prompt.chat is not None:
-            return b""
-        return pack_i32(offsets_of_text(self._text_files.tokenizer, tokens, echo))
+        return params.echo and params.prompt_logprobs is not None and self._message.prompt.chat is None
 
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""
