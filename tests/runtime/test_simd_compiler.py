@@ -39,10 +39,14 @@ def test_another_model_shares_the_pieces_that_it_needs_too(tmp_path: Path, caplo
     assert ["linear_Q8_0", "steps_Q8_0_Q4_1_kv4"] == compiled(caplog)
 
 
-def test_progress_says_how_many_pieces_there_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_says_how_many_pieces_there_are_and_once_that_none_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
     with caplog.at_level(logging.INFO):
-        load_program(this_machine(), NEEDS, tmp_path / "kernels")
+        load_program(this_machine(), NEEDS, tmp_path / "file" / "kernels")
     assert "compiled attend_f32, 2 of 3" in caplog.messages
+    assert 1 == sum("cannot be kept" in message for message in caplog.messages)
 
 
 def test_needs_are_met_by_a_program_of_more_formats_and_the_same_kv_numbers() -> None:

@@ -36,8 +36,8 @@ def read_code(directory: Path, key: str) -> bytes | None:
     return code if _digest(key, code) == expected else None
 
 
-def keep_code(directory: Path, key: str, code: bytes) -> None:
-    """A directory that cannot be written costs a line in the log."""
+def keep_code(directory: Path, key: str, code: bytes) -> bool:
+    """Whether it is kept. A directory that cannot be written costs a line in the log."""
     entry = _entry(directory, key)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,6 +48,8 @@ def keep_code(directory: Path, key: str, code: bytes) -> None:
             beside.replace(entry)
     except OSError as error:
         _LOG.warning("the compiled CPU kernels cannot be kept: %s", error)
+        return False
+    return True
 
 
 def _entry(directory: Path, key: str) -> Path:

@@ -68,13 +68,13 @@ def _cached_or_compiled(
     codes = {} if cache_directory is None else {name: read_code(cache_directory, key) for name, key in keys.items()}
     missing = [name for name in pieces if codes.get(name) is None]
     if missing:
-        _LOG.info("compiling the CPU kernels for %s, once: %d pieces, about a second each", machine.processor, len(missing))
+        _LOG.info("compiling the CPU kernels for %s, once: %d, about a second each", machine.processor, len(missing))
     for number, name in enumerate(missing, start=1):
         check()
         code = codes[name] = compile_piece(machine, pieces[name])
         _LOG.info("compiled %s, %d of %d", name, number, len(missing))
-        if cache_directory is not None:
-            keep_code(cache_directory, keys[name], code)
+        if cache_directory is not None and not keep_code(cache_directory, keys[name], code):
+            cache_directory = None  # which has been said
     return [code for code in codes.values() if code is not None]
 
 
