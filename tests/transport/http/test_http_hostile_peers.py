@@ -228,3 +228,32 @@ async def test_an_answer_behind_the_whole_body_keeps_the_connection(server: Runn
     await client.aclose()
 
     assert [b"400", b"200", b"400"] == [answer.partition(b"HTTP/1.1 ")[2][:3] for answer in answers]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [(":method", "GET"), (":path", "/v1/\u00ff"), (":scheme", "http"), (":authority", "test")],
+        [(":method", "G\u00cbT"), (":path", "/health"), (":scheme", "http"), (":authority", "test")],
+        [(":method", "CONNECT"), (":authority", "test")],
+    ],
+    ids=["path", "method", "no path"],
+)
+@pytest.mark.parametrize("has_body", [False, True])
+async def test_an_http2_request_that_cannot_be_read_is_reset_alone(
+    server: RunningServer, fields: list[tuple[str, str]], has_body: bool
+) -> None:
+    client = H2Client(await server.connect())
+    await client.start()
+    client.connection.config.validate_outbound_headers = False
+    hostile = client.connection.get_next_available_stream_id()
+    client.connection.send_headers(hostile, fields, end_stream=not has_body)
+    if has_body:
+        client.connection.send_data(hostile, b"{}", end_stream=True)
+    other = await client.post(CHAT, {})
+    while other not in client.ended:
+        await client.pump()
+    await client.tcp.aclose()
+
+    assert {hostile} == client.reset_streams
+    assert b"messages" in client.data[other]

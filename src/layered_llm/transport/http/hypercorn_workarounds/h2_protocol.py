@@ -9,6 +9,8 @@ Faults of upstream:
 * All frames of a read, up to 7,000 of them, are worked off without a checkpoint: some connections of such hold everybody up for
   seconds.
 * DATA behind a response that did not wait for it raises KeyError.
+* A request whose path or method is no ASCII, or that has no path, is an exception, which ends the whole connection, and with it
+  what others ask over it through a proxy.
 * A connection that begins with HTTP/2's preface and asks nothing is never closed.
 * A peer that never opens its window holds the handler for ever, in `push` and in `drain`.
 * A stream is forgotten before its exchange is told of the disconnect. A reader that is cancelled in between, as it is when its
@@ -90,7 +92,9 @@ class BoundedH2Protocol(H2Protocol):
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:
-            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+            if isinstance(event, h2.events.RequestReceived) and not _is_answerable(event):
+                self.connection.reset_stream(event.stream_id or 0, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            elif isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
                 self._discard(event)
             else:
                 await super()._handle_events([event])
@@ -123,3 +127,8 @@ class BoundedH2Protocol(H2Protocol):
             self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
         await self._flush()
         await self._close_stream(stream_id)
+
+
+def _is_answerable(request: h2.events.RequestReceived) -> bool:
+    fields = dict(request.headers)
+    return b":path" in fields and (fields[b":method"] + fields[b":path"]).isascii()
