@@ -170,3 +170,9 @@ def test_arguments_that_are_nested_too_deeply_fail_the_rendering() -> None:
 
     assert isinstance(rendered, TemplateFailed)
     assert rendered.message.startswith("RecursionError")
+
+
+def test_what_a_template_says_of_its_failure_is_cut() -> None:
+    answer = render("{{ raise_exception(messages[0].content) }}", user("x" * 100_000))
+
+    assert TemplateFailed(message="x" * 500) == answer

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # imported where a template is compiled: a text worker only n
 Clock = Callable[[], dt.datetime]
 
 _TESTS_CONTENT_FOR_NULL: Final = re.compile(r"content['\"\]]*\s+is\s+(?:not\s+)?none", re.IGNORECASE)
+_MESSAGE_CHARS: Final = 500
+"""Of what a template says of itself: it may repeat a conversation of megabytes, and its refusal counts for no budget."""
 _END_MARK: Final = "[[the-last-message-goes-on-here]] "
 """Put behind the message that is to be continued. A template that trims its messages takes the space, and so tells of it."""
 
@@ -115,7 +117,7 @@ def _cut(text: str, content: str) -> str | TemplateFailed:
 def _failure(error: Exception) -> TemplateFailed:
     import jinja2  # noqa: PLC0415 - which is there when a template fails
 
-    text = str(error)
+    text = str(error)[:_MESSAGE_CHARS]
     if isinstance(error, MemoryError):
         return TemplateFailed(message="it needs too much memory")
     if isinstance(error, jinja2.TemplateError) and text:
