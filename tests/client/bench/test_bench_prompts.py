@@ -68,6 +68,18 @@ def test_file_that_is_no_text(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+def test_a_device_is_no_file_of_prompts() -> None:
+    with pytest.raises(PromptFileError, match="/dev/zero: it is a device"):
+        read_prompts(Path("/dev/zero"))
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("[" * 20_000)
+    with pytest.raises(PromptFileError, match=r"p\.jsonl:1: .*recursion"):
+        read_prompts(path)
+
+
 def test_prompts_of_a_file_come_round() -> None:
     a, b = TextPrompt("a"), TextPrompt("b")
 

@@ -57,6 +57,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     A line of a `.jsonl` file is a string, `{"prompt": "…"}` or `{"messages": […]}`; other files hold plain text. Raises
     PromptFileError, and OSError when the file cannot be read.
     """
+    if path.is_char_device():
+        raise PromptFileError(f"{path}: it is a device, which may have no end")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too, which JSON strings may hold
     except UnicodeDecodeError as error:
