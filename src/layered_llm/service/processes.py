@@ -1,8 +1,9 @@
-"""Processes as the system names them: when one began, whether something has stopped it, the command that runs a module.
+"""Processes as the system knows them: when one began, whether something has stopped it, the command that runs a module, memory.
 
 Must not know: links, roles, event loops; a supervisor is started with it before any of these is imported.
 """
 
+import ctypes
 import sys
 from pathlib import Path
 from typing import Final
@@ -42,3 +43,10 @@ def _fields(pid: int) -> list[str]:
 def python_module(module: str, *arguments: str) -> tuple[str, ...]:
     """The command that runs a module with this interpreter, as `ps` shows it."""
     return (sys.executable, "-m", module, *arguments)
+
+
+def give_back_memory() -> None:
+    """Returns to the system what this process has freed: the C library keeps it, which after a large start is for nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep less
+    if trim is not None:
+        trim(0)

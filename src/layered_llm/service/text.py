@@ -17,6 +17,7 @@ from layered_llm.service.checkpoint import DEFAULT_MODEL_FILE, DEFAULT_MODEL_SAM
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.processes import give_back_memory
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.settings_fields import user_path
 from layered_llm.service.supervision import peer_name
@@ -76,6 +77,7 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
 async def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
         files = read_files(arguments.checkpoint, arguments.settings)
+        give_back_memory()
         gc.freeze()  # looking through a vocabulary and all imported code, again and again, would hold up every stream
         await work_text(ZmqLinks(context, context), arguments.addresses, arguments.index, files)
 
