@@ -32,7 +32,7 @@ from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.service.settings import load
-from layered_llm.service.supervisor import find_checkpoint
+from layered_llm.service.supervisor_loop import find_checkpoint
 
 CONTEXT_TOKENS: Final = 200
 PROMPT_TOKENS: Final = 512

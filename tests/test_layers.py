@@ -85,7 +85,7 @@ def imported_by(module: str) -> set[str]:
         ("layered_llm.service.scheduler", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
         ("layered_llm.service.text", {"quart", "torch", "transformers"}),
         ("layered_llm.service.runtime", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
-        ("layered_llm.service.supervisor", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
+        ("layered_llm.service.supervisor_loop", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
         ("layered_llm.service.api", {"tokenizers", "torch", "transformers"}),
     ],
 )

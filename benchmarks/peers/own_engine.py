@@ -20,7 +20,7 @@ from layered_llm.runtime.device import Device
 from layered_llm.runtime.opening import open_device
 from layered_llm.service.runtime import monotonic_us, runtime_options
 from layered_llm.service.settings import let_threads_sleep, load
-from layered_llm.service.supervisor import find_checkpoint
+from layered_llm.service.supervisor_loop import find_checkpoint
 
 GREEDY = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())
 KV_ITEM_BYTES = {"float32": 4, "float16": 2}

@@ -5,14 +5,13 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from layered_llm.service.children import REASON_MARK, ChildExit, run_child
-from layered_llm.service.processes import process_start_time
+from layered_llm.service.children import ChildExit, run_child
+from layered_llm.service.processes import REASON_MARK, process_start_time, start_child
 
 SAYS_ITS_PID = "import os, sys, threading; sys.stderr.write(f'pid {os.getpid()}\\n'); sys.stderr.flush();"
 FOLLOWS = f"{SAYS_ITS_PID} sys.stdin.read()"
@@ -24,7 +23,7 @@ def python(code: str) -> list[str]:
 
 
 async def run(code: str) -> ChildExit:
-    return await run_child("child", python(code), os.environ)
+    return await run_child("child", start_child(python(code), os.environ))
 
 
 @contextlib.contextmanager
@@ -88,7 +87,7 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
 async def test_leaving_the_scope_ends_the_child(code: str, capfd: pytest.CaptureFixture[str]) -> None:
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(run_child, "child", python(code), os.environ))
+            nursery.start_soon(run_child, "child", start_child(python(code), os.environ))
             pid = await told_pid(capfd)
             assert process_start_time(pid) > 0
             nursery.cancel_scope.cancel()

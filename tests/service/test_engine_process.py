@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from layered_llm.service.children import run_child
+from layered_llm.service.processes import start_child
 from layered_llm.service.settings import Settings, child_environment
 
 PROGRAM = """
@@ -36,6 +37,7 @@ async def test_the_reason_is_what_was_raised_without_its_groups(tmp_path: Path, 
     (tmp_path / "settings.json").write_text(Settings().to_json())
     words = (f"--run-directory={tmp_path}", "--generation=1", "--index=0", "--checkpoint=none")
     with trio.fail_after(60):
-        ended = await run_child("scheduler-0", (sys.executable, "-c", PROGRAM.format(error=error), *words), child_environment())
+        child = start_child((sys.executable, "-c", PROGRAM.format(error=error), *words), child_environment())
+        ended = await run_child("scheduler-0", child)
 
     assert (1, reason) == (ended.returncode, str(ended))

@@ -15,7 +15,7 @@ import trio
 
 import layered_llm
 from layered_llm import LLM
-from layered_llm.service import embedded, supervisor
+from layered_llm.service import embedded, supervisor_loop
 from layered_llm.service.own_thread import NotWanted, Wanted, run_in_own_thread
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
@@ -54,7 +54,7 @@ def model(tmp_path: Path) -> Path:
 def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     held = Held()
     where: dict[str, tuple[object, str, Callable[..., Any]]] = {
-        "finding the model": (supervisor, "resolve", held.hold),
+        "finding the model": (supervisor_loop, "resolve", held.hold),
         "reading the tokenizer": (embedded, "read_files", held.hold),
         "loading that never looks": (embedded, "open_device", held.hold),
         "loading that looks": (embedded, "open_device", held.hold_and_look),

@@ -14,7 +14,7 @@ from layered_llm.service.processes import process_start_time
 SLEEPER = "import sys; sys.stdin.read()"
 WATCHED = """
 import sys
-from layered_llm.service.process_watch import exit_at_stdin_eof
+from layered_llm.service.processes import exit_at_stdin_eof
 exit_at_stdin_eof(7)
 print("watching", flush=True)
 {then}

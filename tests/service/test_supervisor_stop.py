@@ -12,7 +12,7 @@ from layered_llm.domain.messages.supervision import ApiGoodbye, ApiHello, Engine
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name, peer_name
-from layered_llm.service.supervisor import STOP_S, Supervisor
+from layered_llm.service.supervisor_loop import STOP_S, Supervisor
 from layered_llm.testing.memory_links import MemoryLinks
 from layered_llm.transport.addresses import LinkAddresses
 from support.service_ends import TEST_S

@@ -9,16 +9,19 @@ in order.
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import IO, Final
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.service.process_watch import wait_process_exit
+from layered_llm.service.processes import REASON_MARK
 
 EXIT_AT_EOF_S: Final = 0.2
 """A child that imports or compiles may look at its input later, and what it does then is as abrupt as being killed."""
@@ -26,8 +29,6 @@ KILLED_S: Final = 1.5
 _LAST_WORDS_S: Final = 0.2
 """A grandchild that holds the pipe open must not hold us."""
 _LONGEST_LINE_BYTES: Final = 16 * 1024
-REASON_MARK: Final = "\x1e"
-"""Begins a line on standard error that is the child's reason to end: whoever ran the child says it, once."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,36 +96,38 @@ class _Words:
 
 
 async def run_child(
-    name: str, command: Sequence[str], environment: Mapping[str, str], on_start: Callable[[int], None] = lambda _pid: None
+    name: str, process: "subprocess.Popen[bytes]", on_start: Callable[[int], None] = lambda _pid: None
 ) -> ChildExit:
-    """Runs a child, of whose pid `on_start` hears, to its end.
+    """Follows a child that `start_child` started, of whose pid `on_start` hears, to its end.
 
     When cancelled, the child's input is closed, and the child killed if it stays.
     """
-    process = await trio.lowlevel.open_process(
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), start_new_session=True
-    )
     on_start(process.pid)
-    words, drained = _Words(), trio.Event()
+    words, drained, stderr = _Words(), trio.Event(), _stream(process.stderr)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_forward, process.stderr, words, drained)
-            returncode = await process.wait()
+            nursery.start_soon(_forward, stderr, words, drained)
+            await wait_process_exit(process.pid)
             with trio.move_on_after(_LAST_WORDS_S):
                 await drained.wait()
             nursery.cancel_scope.cancel()
     finally:
         _pass_on(words.end())
-        await _end(process)
+        returncode = await _end(process)
     ended = ChildExit(name=name, returncode=returncode, reason=words.reason, last_words=words.last)
     if returncode:
         logger.error("%s (pid %d)", ended.how, process.pid)
     return ended
 
 
-async def _forward(stderr: trio.abc.ReceiveStream | None, words: _Words, drained: trio.Event) -> None:
-    if stderr is None:
+def _stream(pipe: IO[bytes] | None) -> trio.lowlevel.FdStream:
+    if pipe is None:
         raise InvariantViolated("a child's standard error is a pipe")
+    with pipe:
+        return trio.lowlevel.FdStream(os.dup(pipe.fileno()))
+
+
+async def _forward(stderr: trio.lowlevel.FdStream, words: _Words, drained: trio.Event) -> None:
     async with stderr:
         async for data in stderr:
             _pass_on(words.feed(bytes(data)))
@@ -137,18 +140,18 @@ def _pass_on(data: bytes) -> None:
         sys.stderr.buffer.flush()
 
 
-async def _end(process: trio.Process) -> None:
-    if process.returncode is not None:
-        return
+async def _end(process: "subprocess.Popen[bytes]") -> int:
+    """The exit code, of one that had ended, or is made to."""
     if process.stdin is not None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await process.stdin.aclose()
+        process.stdin.close()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + EXIT_AT_EOF_S):
-        await process.wait()
-    if process.returncode is None:
+        await wait_process_exit(process.pid)
+    if process.poll() is None:
         process.kill()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + KILLED_S):
-            await process.wait()
+            await wait_process_exit(process.pid)
+    code = process.poll()
+    return -signal.SIGKILL if code is None else code
 
 
 def _signal_name(number: int) -> str:

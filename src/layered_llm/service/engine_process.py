@@ -20,8 +20,7 @@ from typing import Final, NoReturn
 import attrs
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.children import REASON_MARK
-from layered_llm.service.process_watch import exit_at_stdin_eof
+from layered_llm.service.processes import REASON_MARK, exit_at_stdin_eof, python_module
 from layered_llm.service.settings import Settings
 from layered_llm.transport.addresses import LinkAddresses
 
@@ -64,6 +63,18 @@ class EngineArguments:
             checkpoint=words.checkpoint,
             settings=settings,
         )
+
+
+def engine_processes(settings: Settings) -> tuple[tuple[Role, int], ...]:
+    """The processes of a generation by role and index, those first that take the longest to start."""
+    texts = ((Role.TEXT, index) for index in range(settings.num_tokenizers))
+    return (*texts, (Role.RUNTIME, 0), (Role.SCHEDULER, 0))
+
+
+def engine_command(role: Role, index: int, *, run_directory: Path, generation: int, checkpoint: Path) -> tuple[str, ...]:
+    """The command of one process, as `ps` shows it."""
+    words = EngineArguments.command_line(run_directory=run_directory, generation=generation, index=index, checkpoint=checkpoint)
+    return python_module(f"layered_llm.service.{role}", *words)
 
 
 def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expected: tuple[type[Exception], ...] = ()) -> None:

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from layered_llm.service.process_watch import exit_at_stdin_eof
+from layered_llm.service.processes import exit_at_stdin_eof
 
 EXIT_NO_CHECKPOINT: Final = 1
 _FILES: Final = ("*.json", "*.jinja", "*.safetensors")

@@ -3,6 +3,7 @@
 Must not know: when a process is wanted, what follows from its end.
 """
 
+import subprocess
 from functools import partial
 from typing import Protocol
 
@@ -11,8 +12,8 @@ import attrs
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.children import run_child
-from layered_llm.service.engine_process import EngineArguments
-from layered_llm.service.processes import is_stopped, python_module
+from layered_llm.service.engine_process import engine_command
+from layered_llm.service.processes import is_stopped, start_child
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import child_environment
 from layered_llm.service.supervision import peer_name
@@ -33,17 +34,19 @@ class ProcessLauncher:
     """Engine processes as `ps` shows them."""
 
     _directory: RunDirectory
+    _ahead: "dict[tuple[str, ...], subprocess.Popen[bytes]]" = attrs.field(factory=dict)
+    """Those that were started already, by their commands."""
     _pids: dict[str, int] = attrs.field(init=False, factory=dict)
     """Of those that run."""
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
-        arguments = EngineArguments.command_line(
-            run_directory=self._directory.path, generation=generation, index=index, checkpoint=checkpoint.path
+        command = engine_command(
+            role, index, run_directory=self._directory.path, generation=generation, checkpoint=checkpoint.path
         )
-        command = python_module(f"layered_llm.service.{role}", *arguments)
         name = peer_name(role, index)
+        child = self._ahead.pop(command, None) or start_child(command, child_environment())
         try:
-            return str(await run_child(name, command, child_environment(), partial(self._pids.__setitem__, name)))
+            return str(await run_child(name, child, partial(self._pids.__setitem__, name)))
         finally:
             self._pids.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Learning of the death of processes that are not our children, dying with our own parent, burying adopted children.
+"""Learning of the death of processes, whoever started them, and burying adopted children.
 
 Must not know: links, roles, what follows from a death.
 """
@@ -7,19 +7,16 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from threading import Thread
 from typing import Final
 
 import trio
 
 from layered_llm.service.processes import process_start_time
 
-_STDIN: Final = 0
 _INIT_PID: Final = 1
 _PR_GET_CHILD_SUBREAPER: Final = 37
 """Of <linux/prctl.h>."""
 REAP_INTERVAL_S: Final = 0.5
-_CHUNK_BYTES: Final = 4096
 
 WaitExit = Callable[[int], Awaitable[None]]
 """Returns when the process of this pid has ended."""
@@ -83,22 +80,3 @@ def _dead_child() -> int | None:
 def _bury(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def exit_at_stdin_eof(exit_code: int) -> Thread:
-    """Starts a thread that ends this process as soon as stdin does, which means that the parent at its other end is gone.
-
-    The thread needs the interpreter for an instant only, so that it works while the rest of the process computes; and the
-    process ends without any cleanup, since nobody is left to wait for it. The parent must keep its end open and give it to
-    no other child, and nobody else may read stdin.
-    """
-    thread = Thread(target=_exit_at_eof, args=(exit_code,), name="stdin-eof", daemon=True)
-    thread.start()
-    return thread
-
-
-def _exit_at_eof(exit_code: int) -> None:
-    with contextlib.suppress(OSError):  # a stdin that cannot be read is no lifeline either
-        while os.read(_STDIN, _CHUNK_BYTES):
-            pass
-    os._exit(exit_code)
