@@ -162,14 +162,27 @@ def test_one_engine_serves_all_workers(model: Path) -> None:
         assert 10 == server.total("requests_accepted_total")
 
 
-def test_health_is_503_with_the_phase_until_the_model_is_loaded(model: Path) -> None:
+def hold_text_workers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Text workers begin only when a file is there, whose path this returns."""
+    begin = directory / "begin"
+    (directory / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'layered_llm.service.text' in sys.orig_argv:\n"
+        f"    while not os.path.exists({str(begin)!r}): time.sleep(0.01)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH")))))
+    return begin
+
+
+def test_health_is_503_with_the_phase_until_the_model_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = hold_text_workers(tmp_path, monkeypatch)
     with python_server(scripted(model), is_ready=False) as server:
-        worker = server.process_of("text")
-        worker.send(signal.SIGSTOP)  # while it imports
         eventually(lambda: server.health() == 503)
         loading = server.get("/health")
         refused = server.post("/v1/completions", {"prompt": "ab"})
-        worker.send(signal.SIGCONT)
+        begin.touch()
         server.wait_ready()
 
     assert (503, "starting") == (loading.status_code, loading.json()["phase"])
@@ -177,9 +190,11 @@ def test_health_is_503_with_the_phase_until_the_model_is_loaded(model: Path) -> 
     assert "retry-after" in refused.headers
 
 
-def test_a_server_that_loads_can_be_stopped(start: StartServer, model: Path) -> None:
+def test_a_server_that_loads_can_be_stopped(
+    start: StartServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_text_workers(tmp_path, monkeypatch)
     with start(scripted(model), is_ready=False) as server:
-        server.process_of("text").send(signal.SIGSTOP)  # while it imports
         eventually(lambda: server.health() == 503)
 
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
