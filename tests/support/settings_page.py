@@ -35,6 +35,7 @@ Every setting is a flag, a variable in the environment, and a key of a TOML file
 | 4. default | | |
 
 The file is named by `--config FILE` or `LAYERED_LLM_CONFIG`; paths in it are relative to where the server is started.
+It has to be a regular file, as files of keys have to: neither comes from a pipe, since they are read several times.
 
 ```toml
 port = 9000
