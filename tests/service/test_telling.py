@@ -1,7 +1,7 @@
 import pytest
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
-from layered_llm.service.telling import farewell, phase_line
+from layered_llm.service.telling import farewell, phase_line, trial_line
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,13 @@ def test_a_server_that_is_ready_names_its_addresses() -> None:
     said = "ready on http://127.0.0.1:8000/v1, https://[::1]:8000/v1, unix:/run/llm"
     assert said == phase_line(status(EnginePhase.READY), urls, 1)
     assert "ready" == phase_line(status(EnginePhase.READY), (), 1)
+
+
+def test_a_server_that_is_ready_says_what_to_try() -> None:
+    urls = ("unix:/run/llm", "http://127.0.0.1:8000")
+    assert trial_line(urls, needs_key=False).startswith("try: curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type")
+    assert " -H 'Authorization: Bearer KEY' " in trial_line(urls, needs_key=True)
+    assert "" == trial_line(("unix:/run/llm",), needs_key=False)
 
 
 def test_one_worker_says_what_is_the_same_for_all() -> None:

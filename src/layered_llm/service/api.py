@@ -119,7 +119,9 @@ def build_api(settings: Settings, ahead: SupervisorAhead | None = None) -> Api:
     host = EngineHost(client, settings, owner, ahead=ahead)
     return Api(
         application=LifespanApplication(
-            app=http, run_engine=partial(_run_engine, host, client, drain, listening, lines), stop_warning_s=LEAVE_S
+            app=http,
+            run_engine=partial(_run_engine, host, client, drain, listening, lines, needs_key=keys.are_needed),
+            stop_warning_s=LEAVE_S,
         ),
         client=client,
         drain=drain,
@@ -134,10 +136,12 @@ def build_api(settings: Settings, ahead: SupervisorAhead | None = None) -> Api:
     )
 
 
-async def _run_engine(host: EngineHost, client: EngineClient, drain: Drain, listening: Listening, lines: LineWriter) -> None:
+async def _run_engine(
+    host: EngineHost, client: EngineClient, drain: Drain, listening: Listening, lines: LineWriter, *, needs_key: bool
+) -> None:
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell_phases, client, drain, listening, worker_number())
+            nursery.start_soon(partial(tell_phases, client, drain, listening, worker_number(), needs_key=needs_key))
             nursery.start_soon(freeze_when_ready, client, gc.freeze)
             await host.run()
             nursery.cancel_scope.cancel(reason="the engine is over")

@@ -43,12 +43,27 @@ def phase_line(status: EngineStatus, urls: Sequence[str], worker: int) -> str:
     return f"ready on {places}" if places else "ready"
 
 
-async def tell_phases(client: EngineClient, drain: Drain, listening: Listening, worker: int) -> None:
-    """One line for each change of the engine's status, until the server drains."""
-    told = ""
+def trial_line(urls: Sequence[str], *, needs_key: bool) -> str:
+    """What whoever reads that the server is ready may try next; empty where it is reached by no URL."""
+    url = next((url for url in urls if not url.startswith("unix:")), None)
+    if url is None:
+        return ""
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    return f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+async def tell_phases(client: EngineClient, drain: Drain, listening: Listening, worker: int, *, needs_key: bool) -> None:
+    """One line for each change of the engine's status, until the server drains; what to try once, when it is first ready."""
+    told, has_said_trial = "", False
     while not drain.is_active:
         line = phase_line(client.status(), listening.urls, worker)
         if line and line != told:
             say(line)
         told = line
+        if worker == 1 and not has_said_trial and client.status().phase is EnginePhase.READY:
+            has_said_trial = True
+            trial = trial_line(listening.urls, needs_key=needs_key)
+            if trial:
+                say(trial)
         await client.status_change()
