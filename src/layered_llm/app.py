@@ -39,7 +39,7 @@ def _application() -> "LifespanApplication":
             raise
         from layered_llm.service.api import is_first_worker  # noqa: PLC0415 - as below
 
-        sys.exit(f"layered_llm: {error}" if is_first_worker() else 1)
+        sys.exit(f"layered-llm: {error}" if is_first_worker() else 1)
 
 
 def _built(settings: Settings, ahead: SupervisorAhead | None) -> "LifespanApplication":

@@ -24,7 +24,7 @@ def test_lines_come_out_in_their_order_and_all_before_it_is_closed(pipe: tuple[i
         writer.write(line)
     writer.close()
 
-    assert b'layered_llm: a\n{"b": 1}\nlayered_llm: c\n' == os.read(pipe[0], 1000)
+    assert b'layered-llm: a\n{"b": 1}\nlayered-llm: c\n' == os.read(pipe[0], 1000)
 
 
 def test_whoever_takes_no_lines_delays_nobody_and_is_told_how_many_were_dropped(
@@ -51,7 +51,7 @@ def test_whoever_takes_no_lines_delays_nobody_and_is_told_how_many_were_dropped(
     writer.write("last")
     writer.close()
 
-    assert [b"layered_llm: 5 lines of the access log were dropped: nobody took them\n", b"layered_llm: last\n"] == written[-2:]
+    assert [b"layered-llm: 5 lines of the access log were dropped: nobody took them\n", b"layered-llm: last\n"] == written[-2:]
 
 
 def test_without_lines_there_is_no_thread() -> None:

@@ -20,9 +20,9 @@ from support.eventually import TIMEOUT_S, eventually
 from support.processes import FoundProcess, processes_of_environment
 
 SERVED_NAME: Final = "tiny"
-_LISTENING: Final = re.compile(r"^layered_llm: listening on (https?)://127\.0\.0\.1:(\d+)", re.MULTILINE)
+_LISTENING: Final = re.compile(r"^layered-llm: listening on (https?)://127\.0\.0\.1:(\d+)", re.MULTILINE)
 
-_READY: Final = re.compile(r"^layered_llm: (?:ready\b|worker \d+ is ready)", re.MULTILINE)
+_READY: Final = re.compile(r"^layered-llm: (?:ready\b|worker \d+ is ready)", re.MULTILINE)
 
 Settings = Mapping[str, object]
 """Settings by their names in the environment, without the prefix and in small letters."""

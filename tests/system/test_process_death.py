@@ -155,7 +155,7 @@ def test_an_engine_that_dies_again_and_again_ends_the_server(role: str, model: P
 
         assert 1 == server.process.wait(TIMEOUT_S)
         assert 2 <= kills <= RESTARTS + 1
-        assert "layered_llm: failed: " in server.log
+        assert "layered-llm: failed: " in server.log
         server.wait_gone(5.0)
 
 

@@ -87,7 +87,7 @@ def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: st
         received = client.read_to_end()
 
         assert 0 == code
-        assert "layered_llm: stopping; one open response has 0.2 s to end by itself\n" in server.log
+        assert "layered-llm: stopping; one open response has 0.2 s to end by itself\n" in server.log
         assert b'"code":"shutting_down"' in received.replace(b" ", b"")
         assert DONE in received
         server.wait_gone(STOP_S)
@@ -96,15 +96,15 @@ def test_a_signal_ends_the_server_with_an_open_stream_in_good_order(launcher: st
 def test_two_workers_say_nothing_twice_and_name_the_address(model: Path) -> None:
     with hypercorn_server(scripted(model), "-w", "2") as server:
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
-        lines = [line for line in server.log.splitlines() if line.startswith("layered_llm: ")]
+        lines = [line for line in server.log.splitlines() if line.startswith("layered-llm: ")]
         assert sorted(set(lines)) == sorted(lines)
-        assert f"layered_llm: ready on http://127.0.0.1:{server.port}/v1" in lines
+        assert f"layered-llm: ready on http://127.0.0.1:{server.port}/v1" in lines
 
 
 def test_an_idle_server_leaves_at_once(model: Path) -> None:
     with python_server(scripted(model, drain_timeout_s=60)) as server:
         assert 0 == server.stop(signal.SIGTERM, STOP_S)
-        assert server.log.endswith("\nlayered_llm: stopping\n")
+        assert server.log.endswith("\nlayered-llm: stopping\n")
         server.wait_gone(0)
 
 
@@ -252,9 +252,10 @@ def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(config: dict[str,
     with failing_server({"model": directory, "device": "cpu"}) as server:
         assert 1 == server.process.wait(60)
         *log, last = server.log.splitlines()
-        assert last.startswith("layered_llm: failed: runtime-0: ")
+        assert last.startswith("layered-llm: failed: runtime-0: ")
         assert name in last
-        assert last.removeprefix("layered_llm: failed: runtime-0: ") not in "\n".join(log)
+        assert last.removeprefix("layered-llm: failed: runtime-0: ") not in "\n".join(log)
+        assert [] == [line for line in log if not line.startswith("layered-llm: ")]
         assert "Traceback" not in server.log
 
 

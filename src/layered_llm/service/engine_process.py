@@ -117,7 +117,7 @@ class _Lines(logging.Formatter):
     def __init__(self, role: Role) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {role}[%(process)d] %(name)s: %(message)s")
         self._is_engine = role not in (Role.API, Role.SUPERVISOR)
-        self._plain = logging.Formatter(f"layered_llm: {role}: %(message)s")
+        self._plain = logging.Formatter(f"layered-llm: {role}: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         is_plain = self._is_engine and record.levelno == logging.INFO

@@ -49,7 +49,7 @@ class LineWriter:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            data = f"layered_llm: {line}\n".encode() if not line.startswith("{") else f"{line}\n".encode()
+            data = f"layered-llm: {line}\n".encode() if not line.startswith("{") else f"{line}\n".encode()
             try:
                 while data:
                     data = data[os.write(self._fd, data) :]

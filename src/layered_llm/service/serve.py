@@ -5,7 +5,6 @@ Must not know: endpoints, the engine's processes.
 
 import logging
 import socket
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -39,7 +38,7 @@ def run_server(settings: Settings, ahead: SupervisorAhead) -> int:
     try:
         sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
     except serving.CannotListen as error:
-        sys.stderr.write(f"layered-llm: {error}; --host and --port name another place, port 0 is any free one\n")
+        say(f"{error}; --host and --port name another place, port 0 is any free one")
         return EXIT_FAILED
     try:
         return trio.run(_serve, api, sockets, tls)

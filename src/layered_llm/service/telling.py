@@ -16,7 +16,7 @@ from layered_llm.transport.http.listening import Listening
 def say(line: str) -> None:
     """One line on standard error."""
     with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the server
-        sys.stderr.write(f"layered_llm: {line}\n")
+        sys.stderr.write(f"layered-llm: {line}\n")
         sys.stderr.flush()
 
 

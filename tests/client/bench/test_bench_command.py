@@ -178,7 +178,7 @@ def test_failed_warm_up_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     with http_server_in_thread(refuse) as url:
         status = run_bench(parse(url, "--model", "m"))
 
-    assert (2, "bench: the warm-up request failed: HTTP 404: no such model\n") == (status, capsys.readouterr().err)
+    assert (2, "layered-llm bench: the warm-up request failed: HTTP 404: no such model\n") == (status, capsys.readouterr().err)
 
 
 async def list_nothing(_request: bytes, stream: trio.SocketStream) -> None:
@@ -195,7 +195,7 @@ def test_server_without_models(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("url", ["ftp://h", "http://127.0.0.1:1"])
 def test_nothing_to_talk_to(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == run_bench(parse(url))
-    assert capsys.readouterr().err.startswith("bench: ")
+    assert capsys.readouterr().err.startswith("layered-llm bench: ")
 
 
 def test_conversations_need_the_chat_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

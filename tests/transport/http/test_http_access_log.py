@@ -128,7 +128,7 @@ async def test_over_a_real_connection_each_request_is_one_line() -> None:
     assert "sk-secret" not in "".join(lines.lines)
 
 
-HOSTILE = 'a\nlayered_llm: forged\r\x1b[2J\x7f\x00 "\\\u202e\udc80é'
+HOSTILE = 'a\nlayered-llm: forged\r\x1b[2J\x7f\x00 "\\\u202e\udc80é'
 
 
 @pytest.mark.parametrize("end", ["", ")", "=", "%"])

@@ -62,7 +62,7 @@ def run_bench(args: argparse.Namespace) -> int:
         sys.stdout.write(report_text(measurement.title, summary) + "\n")
         _write_files(settings, measurement, summary)
     except (BenchError, ClientError, PromptFileError, OSError) as error:
-        sys.stderr.write(f"bench: {error}\n")
+        sys.stderr.write(f"layered-llm bench: {error}\n")
         return _NOTHING_MEASURED
     except KeyboardInterrupt:
         return _INTERRUPTED
