@@ -47,7 +47,8 @@ async def test_a_reason_is_told_and_not_passed_on(capfd: pytest.CaptureFixture[s
     assert "first\nlast\n" == capfd.readouterr().err
 
 
-async def test_the_log_says_who_ended_and_how_without_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_says_who_ended_and_how_where_no_reason_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    await run("import sys; sys.exit(3)")
     await run(f"import sys; sys.stderr.write('{REASON_MARK}no config.json'); sys.exit(3)")
     await run("pass")
 

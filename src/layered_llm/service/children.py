@@ -116,7 +116,8 @@ async def run_child(
         returncode = await _end(process)
     ended = ChildExit(name=name, returncode=returncode, reason=words.reason, last_words=words.last)
     if returncode:
-        logger.error("%s (pid %d)", ended.how, process.pid)
+        # Whoever ran the child says its reason; beside that, its exit status is a second line for the same fault.
+        logger.log(logging.DEBUG if ended.reason else logging.ERROR, "%s (pid %d)", ended.how, process.pid)
     return ended
 
 
