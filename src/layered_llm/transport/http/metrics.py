@@ -121,7 +121,7 @@ def render(
     lines += _family_lines("engine_ready", _Family("gauge", "1 while the engine takes requests."), [("", float(is_ready))])
     lines += _family_lines(
         "processes_silent",
-        _Family("gauge", "Processes that did not answer; while there are any, no sums are told."),
+        _Family("gauge", "Processes that did not answer; while there are any, sums over all processes are left out."),
         [("", float(len(state.silent)))],
     )
     lines += _gauge_lines(state, gauges)
