@@ -109,6 +109,17 @@ def test_a_chat_has_no_flags_of_a_server(capsys: pytest.CaptureFixture[str]) -> 
         (["chat", "--temp", "1"], "layered-llm chat: unknown flag --temp (did you mean --temperature?)"),
         (["serve", "a", "b"], "layered-llm serve: unexpected argument: b"),
         (["serve", "a", "--model", "b"], "layered-llm serve: the model is named twice: a and --model b"),
+        (
+            ["serve", "--api-key", "k", "./a"],
+            "layered-llm serve: ./a was taken as one more value of --api-key; a model goes before the flags, or after --model",
+        ),
+        (
+            ["serve", "--served-model-name", "a", "b", "c.gguf"],
+            (
+                "layered-llm serve: c.gguf was taken as one more value of --served-model-name; "
+                "a model goes before the flags, or after --model"
+            ),
+        ),
         (["--port", "x"], "layered-llm serve: argument --port: invalid int value: 'x'"),
         (["--port", "65536"], "layered-llm: --port must be at most 65535, got 65536"),
         (["bench", "--rate", "1"], "layered-llm bench: the following arguments are required: URL"),

@@ -204,8 +204,24 @@ def _with_model(parser: CommandParser, arguments: argparse.Namespace) -> argpars
     """The arguments, MODEL as if it had been given with its flag."""
     word = vars(arguments).pop("model_word", None)
     if word is None:
+        _refuse_model_among_values(parser, arguments)
         return arguments
     if "model" in arguments:
         parser.error(f"the model is named twice: {word} and --model {arguments.model}")
     arguments.model = word
     return arguments
+
+
+def _refuse_model_among_values(parser: CommandParser, arguments: argparse.Namespace) -> None:
+    """A flag of several values takes a MODEL that follows it: the default model would be served, without a word."""
+    for name, values in vars(arguments).items():
+        match values:
+            case [_, *_, last] if "model" not in arguments and _is_place(last):
+                shown = f"--{name.replace('_', '-')}"
+                parser.error(f"{last} was taken as one more value of {shown}; a model goes before the flags, or after --model")
+            case _:
+                pass
+
+
+def _is_place(word: str) -> bool:
+    return word.startswith(("./", "../", "~/")) or word.endswith(".gguf") or is_directory(Path(word))
