@@ -117,7 +117,7 @@ class EngineClient:
         self._aborts_lost = 0
         self._ended = EndedRequests()
         self._status = EngineStatus(
-            phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the supervisor"
+            phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the engine's processes"
         )
         self._status_changed = trio.Event()
         self._is_supervisor_stalled = False

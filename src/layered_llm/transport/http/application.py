@@ -260,7 +260,7 @@ async def _on_http_exception(error: HTTPException) -> Response | HTTPException:
 def _message(error: HTTPException, code: int) -> str:
     match code:
         case HTTPStatus.NOT_FOUND:
-            return f"There is no {request.method} {request.path} on this server."
+            return f"There is no {request.method} {request.path} on this server; GET /docs lists what there is."
         case HTTPStatus.METHOD_NOT_ALLOWED:
             return f"{request.path} does not take {request.method}."
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
