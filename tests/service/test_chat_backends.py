@@ -180,3 +180,14 @@ async def test_server_that_is_none_cannot_be_opened(url: str) -> None:
     with pytest.raises(CannotOpen, match=url):
         async with open_remote_backend(url, api_key=None, model=None):
             pass
+
+
+async def test_a_server_that_wants_a_key_names_the_flag_for_it() -> None:
+    async def want_key(_request: bytes, stream: trio.SocketStream) -> None:
+        body = b'{"error": {"message": "no key"}}'
+        await stream.send_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    async with http_server(want_key) as url:
+        with pytest.raises(CannotOpen, match="HTTP 401: no key; --api-key KEY sends one"):
+            async with open_remote_backend(url, api_key=None, model=None):
+                pass

@@ -181,6 +181,18 @@ def test_failed_warm_up_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert (2, "layered-llm bench: the warm-up request failed: HTTP 404: no such model\n") == (status, capsys.readouterr().err)
 
 
+async def want_key(_request: bytes, stream: trio.SocketStream) -> None:
+    body = b'{"error": {"message": "no key"}}'
+    await stream.send_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def test_a_server_that_wants_a_key_names_the_flag_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with http_server_in_thread(want_key) as url:
+        assert 2 == run_bench(parse(url))
+
+    assert "layered-llm bench: HTTP 401: no key; --api-key KEY sends one\n" == capsys.readouterr().err
+
+
 async def list_nothing(_request: bytes, stream: trio.SocketStream) -> None:
     await send_json(stream, {"data": []})
 

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ from layered_llm.client.bench.settings import BenchSettings, read_settings
 from layered_llm.client.bench.statistics import Summary, summarize
 from layered_llm.client.bench.tally import Tally
 from layered_llm.client.chat import AsyncChatClient
-from layered_llm.client.errors import ClientError
+from layered_llm.client.errors import ApiStatusError, ClientError
 
 _SOME_FAILED: Final = 1
 _NOTHING_MEASURED: Final = 2
@@ -116,7 +117,12 @@ async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope
 
 
 async def _first_model(client: AsyncChatClient) -> str:
-    models = await client.models()
+    try:
+        models = await client.models()
+    except ApiStatusError as error:
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            raise BenchError(f"{error}; --api-key KEY sends one") from error
+        raise
     if not models:
         raise BenchError("the server lists no model: name one with --model")
     return models[0]

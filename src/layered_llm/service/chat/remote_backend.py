@@ -5,6 +5,7 @@ Must not know: terminals, threads, engines.
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -64,6 +65,9 @@ class RemoteBackend:
 async def _first_model(client: AsyncChatClient, url: str) -> str:
     try:
         models = await client.models()
+    except ApiStatusError as error:
+        hint = "; --api-key KEY sends one" if error.status == HTTPStatus.UNAUTHORIZED else ""
+        raise CannotOpen(f"--url {url}: {error}{hint}") from error
     except ClientError as error:
         raise CannotOpen(f"--url {url}: {error}") from error
     if not models:
