@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.settings import Settings, SettingsError, ignored_variables, load
+from layered_llm.service.settings import Settings, SettingsError, ignored_variables, left_to_hypercorn, load
 from layered_llm.service.supervisor_process import SupervisorAhead, start_ahead
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def _built(settings: Settings, ahead: SupervisorAhead | None) -> "LifespanApplic
 
     worker.survive_sigterm_in_spawned_worker()
     api = build_api(settings, ahead)
-    ignored = ignored_variables()
-    if ignored and is_first_worker():
-        say(ignored)
+    for ignored in (ignored_variables(), left_to_hypercorn(settings)):
+        if ignored and is_first_worker():
+            say(ignored)
     worker.install(
         api.options,
         api.begin_drain,

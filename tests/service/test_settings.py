@@ -14,6 +14,7 @@ from layered_llm.service.settings import (
     command_values,
     flag,
     ignored_variables,
+    left_to_hypercorn,
     load,
 )
 from layered_llm.service.settings_fields import base_type, is_tuple
@@ -268,3 +269,11 @@ def test_a_secret_that_is_no_text_is_not_shown() -> None:
 def test_a_variable_of_a_commands_flag_that_is_no_text_is_named() -> None:
     with pytest.raises(SettingsError, match=r"^LAYERED_LLM_CHAT_SYSTEM must be UTF-8 text$"):
         command_values("chat", (), None, {"LAYERED_LLM_CHAT_SYSTEM": NO_TEXT})
+
+
+def test_what_hypercorn_has_in_its_own_place_is_said_to_have_no_effect_there() -> None:
+    assert "" == left_to_hypercorn(Settings(num_pages=64))
+    assert (
+        "ignored under hypercorn: host, port; it listens where --bind says: hypercorn --bind HOST:PORT layered_llm.app"
+        == left_to_hypercorn(Settings(host="0.0.0.0", port=9000))
+    )

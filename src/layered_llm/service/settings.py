@@ -23,7 +23,7 @@ from layered_llm.service.settings_fields import setting as _setting
 
 __all__ = [
     "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "command_values",
-    "flag", "ignored_variables", "let_threads_sleep", "load", "wants_colours",
+    "flag", "ignored_variables", "left_to_hypercorn", "let_threads_sleep", "load", "wants_colours",
 ]  # fmt: skip
 
 DEVICES: Final = ("cpu", "scripted")
@@ -409,6 +409,17 @@ def load(
     values |= sources.from_environment(fields, variables)
     values |= {field.name: given[field.name] for field in fields if field.name in given}
     return Settings(**_with_tuples(values))
+
+
+def left_to_hypercorn(settings: Settings) -> str:
+    """One line that says which settings `hypercorn` has in its own place; empty where none of them was set."""
+    fields = attrs.fields(Settings)
+    names = [field.name for field in (fields.host, fields.port) if getattr(settings, field.name) != field.default]
+    return (
+        f"ignored under hypercorn: {', '.join(names)}; it listens where --bind says: hypercorn --bind HOST:PORT layered_llm.app"
+        if names
+        else ""
+    )
 
 
 def ignored_variables(environment: Mapping[str, str] | None = None) -> str:
