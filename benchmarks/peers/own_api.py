@@ -21,7 +21,8 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.service.api import build_api
 from layered_llm.service.engine_client import EngineClient, TextConnection
 from layered_llm.service.settings import load
-from layered_llm.transport.http.serving import bind_sockets, serve
+from layered_llm.transport.http.listening import bind_sockets
+from layered_llm.transport.http.serving import serve
 from layered_llm.transport.outbox import Outbox
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

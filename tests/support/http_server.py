@@ -17,7 +17,8 @@ from hypercorn.typing import ASGIFramework
 
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
-from layered_llm.transport.http.serving import bind_sockets, serve
+from layered_llm.transport.http.listening import bind_sockets
+from layered_llm.transport.http.serving import serve
 from layered_llm.transport.http.tls import TlsFiles
 
 QUICK = attrs.evolve(

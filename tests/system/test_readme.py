@@ -143,7 +143,7 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         words = [word for word in words if word not in ("--config", "llm.toml")]
     taken: list[object] = []
 
-    def take_settings(given: settings.Settings, _: object) -> int:
+    def take_settings(given: settings.Settings, *_: object) -> int:
         taken.append(given)
         return 0
 
@@ -155,6 +155,8 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         taken.append(given)
         return 0
 
+    monkeypatch.setattr("layered_llm.service.settings_checks.check_before_start", lambda _: None)  # models that are not here
+    monkeypatch.setattr("layered_llm.transport.http.listening.bind_sockets", lambda *_, **__: ())
     monkeypatch.setattr("layered_llm.service.supervisor_process.supervisor_ahead", contextlib.nullcontext)
     monkeypatch.setattr("layered_llm.service.serve.run_server", take_settings)
     monkeypatch.setattr("layered_llm.service.chat.command.run_chat", take_chat)

@@ -278,3 +278,12 @@ def test_nothing_outlives_a_killed_server_and_its_port_is_free_at_once(start: St
 
         with python_server(scripted(model, port=server.port)) as again:
             assert 200 == again.health()
+
+
+def test_a_port_that_is_taken_ends_the_start_before_any_process(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with failing_server({**scripted(model), "port": port}) as server:
+            assert 1 == server.process.wait(30)
+            assert f"layered-llm: cannot listen on 127.0.0.1:{port}: Address already in use" in server.log
+            assert "starting" not in server.log

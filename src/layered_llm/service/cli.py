@@ -6,6 +6,7 @@ A command's modules are imported when it runs, so that `--help` and a mistyped f
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Final
 
 from layered_llm.formats.untrusted_files import is_directory, is_regular
 from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
-from layered_llm.service.settings import SettingsError, add_arguments, command_values, ignored_variables, load
+from layered_llm.service.settings import Settings, SettingsError, add_arguments, command_values, ignored_variables, load
 from layered_llm.service.settings_sources import add_config_flag, closest
 
 PROGRAM: Final = "layered-llm"
+EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
 _SHELL: Final = "--shell"
@@ -124,15 +126,32 @@ def _serve(words: list[str]) -> int:
     try:
         settings = load(_with_model(parser, parser.parse(words)))
         _say_what_is_ignored()
-        from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415 - see the module's docstring
-
-        with supervisor_ahead(settings) as ahead:
-            from layered_llm.service.serve import run_server  # noqa: PLC0415 - while the engine's processes start
-
-            return run_server(settings, ahead)
+        return _serve_with(settings)
     except SettingsError as error:
         say(str(error))
         return EXIT_USAGE
+
+
+def _serve_with(settings: Settings) -> int:
+    """Raises SettingsError."""
+    # See the module's docstring.
+    from layered_llm.service.settings_checks import check_before_start  # noqa: PLC0415
+    from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415
+    from layered_llm.transport.http import listening  # noqa: PLC0415
+
+    check_before_start(settings)
+    try:
+        sockets = listening.bind_sockets(settings.host, settings.port, backlog=listening.BACKLOG)
+    except listening.CannotListen as error:
+        say(f"{error}; --host and --port name another place, port 0 is any free one")
+        return EXIT_FAILED
+    with contextlib.ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+        ahead = stack.enter_context(supervisor_ahead(settings))
+        from layered_llm.service.serve import run_server  # noqa: PLC0415 - while the engine's processes start
+
+        return run_server(settings, sockets, ahead)
 
 
 def _chat(words: list[str]) -> int:

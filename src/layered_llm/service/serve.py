@@ -30,21 +30,14 @@ EXIT_FAILED: Final = 1
 logger = logging.getLogger(__name__)
 
 
-def run_server(settings: Settings, ahead: SupervisorAhead) -> int:
-    """Serves until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which. Raises SettingsError."""
+def run_server(settings: Settings, sockets: Sequence[socket.socket], ahead: SupervisorAhead) -> int:
+    """Serves on `sockets` until SIGTERM, Ctrl-C, or an engine that fails for good; the exit code says which.
+
+    Raises SettingsError.
+    """
     set_up_logging(Role.API, settings)
     tls = _tls_files(settings)
-    api = build_api(settings, ahead)
-    try:
-        sockets = serving.bind_sockets(settings.host, settings.port, backlog=api.options.backlog)
-    except serving.CannotListen as error:
-        say(f"{error}; --host and --port name another place, port 0 is any free one")
-        return EXIT_FAILED
-    try:
-        return trio.run(_serve, api, sockets, tls)
-    finally:
-        for sock in sockets:
-            sock.close()
+    return trio.run(_serve, build_api(settings, ahead), sockets, tls)
 
 
 def _tls_files(settings: Settings) -> TlsFiles | None:

@@ -34,7 +34,7 @@ from layered_llm.transport.http.hypercorn_workarounds.worker import (
     installed_hypercorn,
     serve_observed,
 )
-from layered_llm.transport.http.serving import CannotListen, bind_sockets
+from layered_llm.transport.http.listening import CannotListen, bind_sockets
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application
 from support.http_engine import FakeEngine, FakeStream, accepting, answering, ended, text_delta
 from support.http_server import QUICK, H2Client, http_request, read_to_end, read_until, running

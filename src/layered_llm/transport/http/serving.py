@@ -1,13 +1,10 @@
 """Running the application on sockets of our own, in the current trio task.
 
 Must not know: the application, settings.
-
-The sockets listen before anything slow begins: a port that is taken is an error at once, and cannot be taken meanwhile.
 """
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import trio
 from hypercorn.config import Config, Sockets
@@ -18,49 +15,6 @@ from layered_llm.transport.http.hypercorn_workarounds import worker
 from layered_llm.transport.http.hypercorn_workarounds.options import ServerOptions, configure
 from layered_llm.transport.http.hypercorn_workarounds.worker import ShutdownTrigger
 from layered_llm.transport.http.tls import TlsFiles
-
-
-class CannotListen(Exception):  # noqa: N818 - states what happened
-    """The address is taken, not ours, or unknown; the message names it and says why."""
-
-
-def bind_sockets(host: str, port: int, *, backlog: int) -> tuple[socket.socket, ...]:
-    """Listening TCP sockets for every address of `host`, closed on exec; port 0 picks a free one, the same for all.
-
-    Raises CannotListen.
-    """
-    bound: list[socket.socket] = []
-    try:
-        for family, address in _addresses(host, port):
-            port = bound[0].getsockname()[1] if bound else port
-            bound.append(_listen(family, (address[0], port, *address[2:]), backlog))
-    except OSError as error:
-        for sock in bound:
-            sock.close()
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    except UnicodeError as error:  # of the codec for names of the network, which has rules of its own
-        raise CannotListen(f"cannot listen on {host}:{port}: this is no name of a host") from error
-    return tuple(bound)
-
-
-def _addresses(host: str, port: int) -> Sequence[tuple[socket.AddressFamily, Any]]:
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((info[0], info[4]) for info in found))
-
-
-def _listen(family: socket.AddressFamily, address: Any, backlog: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family is socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(backlog)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 async def serve(

@@ -8,6 +8,8 @@ from typing import Final
 import attrs
 from hypercorn.config import Config
 
+from layered_llm.transport.http.listening import BACKLOG
+
 NO_LIMIT: Final = 10**9
 SLOW_READER: Final = "layered_llm.slow_reader"
 """In the `state` of an exchange's ASGI scope once its peer was dropped because it takes nothing of what it is sent."""
@@ -43,7 +45,7 @@ STANDARD_OPTIONS: Final = ServerOptions(
     tcp_user_timeout_ms=60_000,
     idle_timeout_s=90.0,
     graceful_timeout_s=3.0,
-    backlog=1024,
+    backlog=BACKLOG,
     h2_max_concurrent_streams=1024,
 )
 """For a server on any network; a drain that ends with these must take less than 3 s."""
