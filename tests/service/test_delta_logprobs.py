@@ -223,6 +223,18 @@ def test_a_reader_that_fetches_in_time_takes_no_room() -> None:
     assert record.is_over_backlog is False
 
 
+def test_what_is_said_of_a_prompt_takes_room_with_each_choice_that_waits() -> None:
+    table, room = OpenRequests(), Room(1000)
+    record = table.open(FIRST, TextId(0), 0.0, choices=2)
+    record.backlog = room
+    for choice in range(2):
+        record.add_delta(attrs.evolve(plain(choice), prompt_logprobs=(sampled(7, -1.0),) * 5))
+    waiting = room.left
+    record.take_events()
+
+    assert (1000 - 2 * 5 * 64, 1000) == (waiting, room.left)
+
+
 def test_what_does_not_fit_says_so_and_is_not_lost() -> None:
     record = OpenRequests().open(FIRST, TextId(0), 0.0)
     record.backlog = Room(50)

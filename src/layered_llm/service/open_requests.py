@@ -76,7 +76,10 @@ class RequestRecord:
     _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
     """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
     backlog: Backlog | None = None
-    """Has to have room for what nobody fetched yet, all but the first delta of each choice; None where nothing bounds it."""
+    """Has to have room for what nobody fetched yet; None where nothing bounds it.
+
+    Of the first delta of each choice only what is said of the prompt, since that can be long and comes with every choice.
+    """
     is_over_backlog: bool = False
     """It had none: the request is to be left, unless it ended with the message that did not fit."""
     _booked_bytes: int = 0
@@ -130,6 +133,8 @@ class RequestRecord:
         waiting = self._pending.get(delta.choice)
         if waiting is None:
             self._pending[delta.choice] = [delta]
+            if delta.prompt_logprobs:
+                self._book(_LOGPROB_BYTES * logprob_entries(delta.prompt_logprobs))
             return
         if waiting[-1].finish_reason is not FinishReason.RUNNING:
             raise InvariantViolated(f"choice {delta.choice} goes on after it finished")
