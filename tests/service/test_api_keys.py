@@ -98,6 +98,19 @@ def test_an_admin_key_that_users_have_is_refused(
     assert "sk-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("admin", [{"LAYERED_LLM_ADMIN_KEY": "sk-secret"}, {"LAYERED_LLM_ADMIN_KEY_FILE": "keys"}])
+@pytest.mark.parametrize("users", [{"LAYERED_LLM_API_KEY": "sk-1,sk-secret"}, {"LAYERED_LLM_API_KEY_FILE": "users"}])
+def test_it_is_refused_wherever_either_of_them_comes_from(
+    admin: dict[str, str], users: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("ops: sk-secret\n")
+    (tmp_path / "users").write_text("alice:sk-secret\n")
+
+    with pytest.raises(SettingsError, match="as well: whoever has that would be an admin"):
+        build_api(load(None, admin | users))
+
+
 @pytest.mark.parametrize("settings", [{"admin_key": ""}, {"admin_key": "two words"}, {"admin_key_file": "empty"}])
 def test_an_admin_key_that_is_none_is_refused(
     settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
