@@ -238,6 +238,23 @@ async def test_a_text_worker_that_sends_garbage_is_our_own_fault(autojump_clock:
             await trio.sleep(1.0)
 
 
+async def test_however_often_a_stranger_speaks_it_is_counted_each_time_and_logged_now_and_then(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scheduler_ends() as ends:
+        await ends.reported()
+        for _ in range(6):
+            ends.links.garble(ADDRESSES.scheduler, "stranger")
+            await trio.sleep(2.1)
+        ends.order(StateQuery(query=3))
+        await ends.reported()
+        report = await ends.reported()
+
+    assert isinstance(report, StateReport)
+    assert 6 == dict(report.samples)["layered_llm_messages_dropped_total"]
+    assert 2 == len(caplog.messages)
+
+
 async def test_a_text_worker_that_cannot_be_reached_is_left_to_the_supervisor(autojump_clock: MockClock) -> None:
     async with scheduler_ends() as ends:
         await ends.text.send(admit())

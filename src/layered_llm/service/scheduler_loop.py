@@ -45,6 +45,7 @@ from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
+from layered_llm.transport.sparse_log import SparseLog
 
 STEP_DEADLINE_S: Final = 60.0
 STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
@@ -89,6 +90,7 @@ class SchedulerLoop:
     """Since when the runtime has had nothing to do before the oldest of them."""
     _open_slots: int = 0
     _has_warned: bool = False
+    _warnings_of_strangers: SparseLog = attrs.field(factory=SparseLog)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -140,8 +142,7 @@ class SchedulerLoop:
             for peer, message in await self._links.texts.receive():
                 text = self._texts.get(peer)
                 if text is None:
-                    self._figures.messages_dropped += 1
-                    logger.warning("%s is no text worker of this engine: what it sent is dropped", peer)
+                    self._drop(peer)
                     continue
                 if isinstance(message, Garbled):
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
@@ -149,6 +150,12 @@ class SchedulerLoop:
                 self._note_releases(core)
             self._figures.ended(core.take_ended(_now_us()))
             self._advance(core)
+
+    def _drop(self, peer: str) -> None:
+        self._figures.messages_dropped += 1
+        if self._warnings_of_strangers.is_due(trio.current_time()):
+            dropped = self._figures.messages_dropped
+            logger.warning("%s is no text worker of this engine: what it sent is dropped, %d messages by now", peer, dropped)
 
     async def _serve_runtime(self, core: Scheduler) -> None:
         while True:

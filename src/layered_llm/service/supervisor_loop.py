@@ -54,6 +54,7 @@ from layered_llm.service.supervision import (
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.ports import Garbled, PeerLink, SendOutcome
+from layered_llm.transport.sparse_log import SparseLog
 from layered_llm.transport.zmq_socket import open_context
 
 STOP_S: Final = 1.0
@@ -83,6 +84,7 @@ class Supervisor:
     """Returns when the server is to end without goodbyes."""
     _wait_exit: WaitExit = wait_process_exit
     _engine: EngineLink | None = None
+    _warnings_of_strangers: SparseLog = attrs.field(factory=SparseLog)
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _engine_is_over: trio.Event = attrs.field(factory=trio.Event)
 
@@ -117,7 +119,7 @@ class Supervisor:
                 if self._supervision.hears(peer, message):
                     self._obey(peer, message, watches)
                 else:
-                    _log_dropped(peer, message)
+                    self._log_dropped(peer, message)
 
     def _obey(self, peer: str, message: ApiToSupervisor | Garbled, watches: trio.Nursery) -> None:
         match message:
@@ -194,7 +196,7 @@ class Supervisor:
             while True:
                 for peer, message in await link.receive():
                     if not self._supervision.hears(peer, message):
-                        _log_dropped(peer, message)
+                        self._log_dropped(peer, message)
                         continue
                     liveness.seen(peer, trio.current_time())
                     match message:
@@ -236,10 +238,10 @@ class Supervisor:
             raise InvariantViolated(f"{type(message).__name__} is no message for {peer}")
         return SendOutcome.UNREACHABLE if self._engine is None else self._engine.send_nowait(peer, message)
 
-
-def _log_dropped(peer: str, message: object) -> None:
-    what = f"what is no message: {message.reason}" if isinstance(message, Garbled) else f"a {type(message).__name__}"
-    logger.warning("%s, which may not say that, sent %s", peer, what)
+    def _log_dropped(self, peer: str, message: object) -> None:
+        if self._warnings_of_strangers.is_due(trio.current_time()):
+            what = f"what is no message: {message.reason}" if isinstance(message, Garbled) else f"a {type(message).__name__}"
+            logger.warning("%s, which may not say that, sent %s", peer, what)
 
 
 async def find_checkpoint(settings: Settings) -> Checkpoint:

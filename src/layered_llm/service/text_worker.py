@@ -43,6 +43,7 @@ from layered_llm.text.core import Outcome, Outgoing, TextCore, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
+from layered_llm.transport.sparse_log import SparseLog
 
 HUGE_WORK_CHARS: Final = 64_000
 """Some 30 ms of tokenizing, 150 ms of the dearest text. What costs more waits for its like only, and delays nothing shorter."""
@@ -93,6 +94,7 @@ class TextWorker:
     """Around the work that waits for a place or has one."""
     _owed: dict[ApiId, list[TextToApi]] = attrs.field(factory=dict)
     """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
+    _errors_of_peers: SparseLog = attrs.field(factory=SparseLog)
 
     async def run(self, make_core: Callable[[EngineLimits], TextCore]) -> None:
         """Works for the links. `make_core` is called once, when the engine's limits are known."""
@@ -151,7 +153,8 @@ class TextWorker:
                             self._send(core, core.abort(message))
                             self._leave(message.request)
                         case Garbled(reason=reason):
-                            logger.error("%s sent what is no message: %s", peer, reason)
+                            if self._errors_of_peers.is_due(trio.current_time()):
+                                logger.error("%s sent what is no message: %s", peer, reason)
                             self._give_up(core, peer)
                         case _:
                             assert_never(message)

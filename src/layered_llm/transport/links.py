@@ -16,6 +16,7 @@ import trio
 
 from layered_llm.transport.codec import Codec, WireError
 from layered_llm.transport.ports import Garbled, SendOutcome
+from layered_llm.transport.sparse_log import SparseLog
 from layered_llm.transport.zmq_socket import BlockingSocket, Frames, MessageContext, MessageSocket, RouterSocket, SocketOptions
 
 OutT = TypeVar("OutT")
@@ -109,6 +110,8 @@ class NamedPeerLink(_Closing, Generic[OutT, InT]):
         self._socket = socket
         self._codec = codec
         self._identity = identity_of(peer)
+        self._dropped = 0
+        self._warnings = SparseLog()
 
     async def receive(self) -> tuple[InT, ...]:
         """Waits for at least one message and returns all that are there, in order. Raises WireError, ClosedResourceError."""
@@ -116,7 +119,7 @@ class NamedPeerLink(_Closing, Generic[OutT, InT]):
             came = await self._socket.recv_many(MESSAGES_PER_RECEIVE)
             messages = tuple(self._codec.decode(message) for identity, *message in came if identity == self._identity)
             if len(messages) < len(came):
-                logger.warning("%d messages of strangers are dropped", len(came) - len(messages))
+                self._note_strangers(len(came) - len(messages))
             if messages:
                 return messages
 
@@ -126,6 +129,11 @@ class NamedPeerLink(_Closing, Generic[OutT, InT]):
         frames = (self._identity, *self._codec.encode(message))
         while self._socket.send_nowait(frames) is not SendOutcome.SENT:  # noqa: ASYNC110 - no event tells of one of several peers
             await trio.sleep(_RETRY_S)
+
+    def _note_strangers(self, dropped: int) -> None:
+        self._dropped += dropped
+        if self._warnings.is_due(trio.current_time()):
+            logger.warning("others than %s sent what is dropped, %d messages by now", self._identity.decode(), self._dropped)
 
 
 class BlockingLink(_Closing, Generic[OutT, InT]):

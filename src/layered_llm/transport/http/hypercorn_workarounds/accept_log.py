@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from layered_llm.transport.sparse_log import SparseLog
+
 _LOGGER_NAME: Final = "trio.serve_listeners"
-_EVERY_S: Final = 10.0
 
 
 class SparseErrors(logging.Filter):
@@ -18,13 +19,11 @@ class SparseErrors(logging.Filter):
     def __init__(self, now_s: Callable[[], float]) -> None:
         super().__init__()
         self._now_s = now_s
-        self._next_s = -float("inf")
+        self._lines = SparseLog()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        now_s = self._now_s()
-        if now_s < self._next_s:
+        if not self._lines.is_due(self._now_s()):
             return False
-        self._next_s = now_s + _EVERY_S
         record.exc_info = None
         return True
 
