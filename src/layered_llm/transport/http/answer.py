@@ -71,8 +71,9 @@ class AnswerPlan:
 
     def is_plain(self, delta: ChoiceDelta) -> bool:
         """Whether a chunk of `delta`, if it is not the choice's first, differs in its text alone from the one before."""
-        is_told_more = self.continuous_usage or self.prompt_ids is not None or delta.logprobs or delta.prompt_logprobs
-        return bool(delta.text) and delta.finish_reason is FinishReason.RUNNING and not is_told_more
+        if not delta.text or delta.finish_reason is not FinishReason.RUNNING or delta.logprobs or delta.prompt_logprobs:
+            return False
+        return not self.continuous_usage and self.prompt_ids is None
 
     def choice(self, choice: Json, token_ids: Sequence[int]) -> Json:
         """A choice, whole or in pieces, with what is told of its tokens."""
@@ -161,8 +162,13 @@ class StreamedAnswer:
         for prompt, event in batch:
             match event:
                 case ChoiceDelta():
-                    self._tally.note_delta(event)
                     index = prompt * self._plan.choices_per_prompt + event.choice
+                    if index in self._begun and self._plan.is_plain(event):
+                        # Most are: there is nothing to note, to divide or to count.
+                        self._completion_tokens += len(event.token_ids)
+                        events.append(self._plain_event(index).with_text(event.text))
+                        continue
+                    self._tally.note_delta(event)
                     for portion in portions(event, echoes=self._plan.echoes_logprobs):
                         events.extend(self._delta(index, portion))
                         logprobs += logprob_count(portion)
@@ -178,10 +184,6 @@ class StreamedAnswer:
         yield b"".join(events)
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[bytes]:
-        if index in self._begun and self._plan.is_plain(delta):
-            self._completion_tokens += len(delta.token_ids)
-            yield self._plain_event(index).with_text(delta.text)
-            return
         if index not in self._opened:
             self._opened[index] = self._plan.start_logprobs()
             opening = self._plan.shape.opening(index)
@@ -201,12 +203,12 @@ class StreamedAnswer:
         logprobs = plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
         name = responses.finish_reason_name(delta.finish_reason)
         has_news = delta.text or logprobs is not None or (delta.token_ids and plan.prompt_ids is not None)
-        piece = plan.choice(shape.piece(index, delta.text, logprobs), delta.token_ids)
-        if has_news and name is not None and plan.continuous_usage:
-            # A chunk of its own for the end would tell the same count again.
-            yield {**piece, "finish_reason": name, "stop_reason": delta.matched_stop}
-            return
         if has_news:
+            piece = plan.choice(shape.piece(index, delta.text, logprobs), delta.token_ids)
+            if name is not None and plan.continuous_usage:
+                # A chunk of its own for the end would tell the same count again.
+                yield {**piece, "finish_reason": name, "stop_reason": delta.matched_stop}
+                return
             yield piece
         if name is not None:
             yield plan.choice(shape.ending(index, name, delta.matched_stop), ())
