@@ -186,18 +186,15 @@ class TextEmitted:
         check_rows(self.logprobs, self.token_ids)
         check_prompt_rows(self.prompt_logprobs, len(self.texts))
         prompts = None if self.prompt_logprobs is None else self.prompt_logprobs.columns
-        _check_offsets(self.logprobs, self.text_offsets)
-        _check_offsets(prompts, self.prompt_text_offsets)
-        _check_names(self.logprobs, self.logprob_tokens)
-        _check_names(prompts, self.prompt_logprob_tokens)
+        _check_told(self.logprobs, self.text_offsets, self.logprob_tokens)
+        _check_told(prompts, self.prompt_text_offsets, self.prompt_logprob_tokens)
 
 
-def _check_offsets(columns: LogprobColumns | None, offsets: bytes) -> None:
+def _check_told(columns: LogprobColumns | None, offsets: bytes, names: tuple[bytes, ...]) -> None:
+    if columns is None and not offsets and not names:
+        return
     if rows("i", offsets) != (0 if columns is None else columns.row_count):
         raise ValueError("there is one offset for each token that is told")
-
-
-def _check_names(columns: LogprobColumns | None, names: tuple[bytes, ...]) -> None:
     if len(names) != (0 if columns is None else rows("i", columns.token_ids)):
         raise ValueError("there is one name for each log probability")
 
