@@ -245,10 +245,13 @@ def logprob_count(delta: ChoiceDelta) -> int:
 
 def kept_bytes(batch: Batch) -> int:
     """About what it takes to keep `batch`."""
-    deltas = [event for _, event in batch if isinstance(event, ChoiceDelta)]
-    return sum(
-        len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * logprob_count(delta) for delta in deltas
-    )
+    size = 0
+    for _, event in batch:
+        if isinstance(event, ChoiceDelta):
+            size += len(event.text) + _TOKEN_BYTES * len(event.token_ids)
+            if event.logprobs or event.prompt_logprobs:
+                size += _LOGPROB_BYTES * logprob_count(event)
+    return size
 
 
 def portions(delta: ChoiceDelta, *, echoes: bool) -> Iterable[ChoiceDelta]:
