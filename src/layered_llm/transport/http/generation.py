@@ -245,30 +245,31 @@ async def _complete(context: HttpContext, exchange: Exchange, begun: Begun, answ
     kept = context.answers.open(exchange.account)
     exchange.owner.callback(kept.release)
     while not answer.is_complete:
-        match await _next_batch(context, begun, answer, math.inf):
+        try:
+            batch = await next_batch(begun.source, context.drain, begun.patience, math.inf)
+        except PromptAborted as why:
+            batch = _aborted(answer, why)
+        match batch:
             case Quiet.OVERDUE:
                 _close(begun.streams, AbortReason.TIMEOUT)
                 return begun.patience.error()
             case Quiet.DRAINED | Quiet.SILENCE:
                 _close(begun.streams, AbortReason.SHUTDOWN)
                 return context.shutting_down()
-            case batch if (over := kept.take(kept_bytes(batch))) is not None:
+            case _ if (over := kept.take(kept_bytes(batch))) is not None:
                 _close(begun.streams, AbortReason.OVER_BUDGET)
                 return context.no_room_for_answer(over, kept)
-            case batch:
+            case _:
                 answer.add(batch)
     return None
 
 
-async def _next_batch(context: HttpContext, begun: Begun, answer: Answer, timeout_s: float) -> Batch | Quiet:
-    """The next events for `answer`, those with which it ends a prompt whose request was aborted among them."""
-    try:
-        return await next_batch(begun.source, context.drain, begun.patience, timeout_s)
-    except PromptAborted as why:
-        batch = answer.end_aborted(why.prompt)
-        if batch is None:
-            raise
-        return batch
+def _aborted(answer: Answer, why: PromptAborted) -> Batch:
+    """With what `answer` ends a prompt whose request was aborted; raises `why` where that ends the whole answer."""
+    batch = answer.end_aborted(why.prompt)
+    if batch is None:
+        raise why
+    return batch
 
 
 async def _long_body(fair_work: FairWork, account: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -329,7 +330,10 @@ class _StreamWriter:
         if self._next is not None:
             return await self._context.fair_work.in_turn(self._account, _PIECE_COST, self._take_piece)
         heartbeat_s = self._context.settings.heartbeat_interval_s
-        batch = await _next_batch(self._context, self._begun, self._answer, heartbeat_s)
+        try:
+            batch = await next_batch(self._begun.source, self._context.drain, self._begun.patience, heartbeat_s)
+        except PromptAborted as why:
+            batch = _aborted(self._answer, why)
         match batch:
             case Quiet.SILENCE:
                 return sse.HEARTBEAT
