@@ -7,7 +7,7 @@ Invariant: at most `MAX_ENDED_REQUESTS` are remembered, and of each only ids, on
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 import attrs
 
@@ -36,6 +36,24 @@ class EndedRequest:
     name: str | None
     tenant: str
     fate: RequestFate
+
+
+class Named(Protocol):
+    """What is known by ids and a name, open or ended."""
+
+    @property
+    def body(self) -> RequestId: ...
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
+def is_meant(one: Named, request: RequestId | None, tenant: str | None, names: tuple[str, ...]) -> bool:
+    """Whether it is the tenant's, with None anybody's, and of the body `request` or called by one of `names`."""
+    return tenant in {None, one.tenant} and (one.body == request or (one.name is not None and one.name in names))
 
 
 def fate_of(record: RequestRecord) -> RequestFate:
@@ -76,9 +94,5 @@ class EndedRequests:
 
     def find(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...]) -> RequestFate | None:
         """The fate of the last body of the tenant, with None of anybody, that is known by one of these."""
-        known = [
-            ended
-            for ended in self._ended
-            if tenant in {None, ended.tenant} and (ended.body == request or (ended.name is not None and ended.name in names))
-        ]
+        known = [ended for ended in self._ended if is_meant(ended, request, tenant, names)]
         return fate_of_body(ended.fate for ended in known if ended.body == known[-1].body) if known else None

@@ -49,7 +49,7 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import EndedRequest, EndedRequests
+from layered_llm.service.ended_requests import EndedRequest, EndedRequests, is_meant
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
 from layered_llm.service.reports import Samples
 from layered_llm.service.request_stream import RequestStream
@@ -226,11 +226,14 @@ class EngineClient:
     def abort_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> int:
         """The same for what this process has open."""
         is_for_all = request is None and not names
-        own = [stream for stream in self._streams.values() if tenant in {None, stream.tenant}]
-        named = [stream for stream in own if is_for_all or stream.body == request or stream.name in names]
-        for stream in named:
+        left = [
+            stream
+            for stream in self._streams.values()
+            if (is_for_all and tenant in {None, stream.tenant}) or is_meant(stream, request, tenant, names)
+        ]
+        for stream in left:
             self.close(stream, AbortReason.ADMINISTRATIVE)
-        return len(named)
+        return len(left)
 
     async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
         """What became of the tenant's body that `request` or one of `names` names, whichever API process had it.
@@ -249,11 +252,8 @@ class EngineClient:
 
     def find_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> RequestFate | None:
         """The same for what this process has and had."""
-        for stream in self._streams.values():
-            if tenant in {None, stream.tenant} and (
-                stream.body == request or (stream.name is not None and stream.name in names)
-            ):
-                return RequestFate(is_open=True)
+        if any(is_meant(stream, request, tenant, names) for stream in self._streams.values()):
+            return RequestFate(is_open=True)
         return self._ended.find(request, tenant, names)
 
     def report(self, query: int) -> StateReport:
