@@ -159,12 +159,14 @@ class Scheduler:
         for sequence, reason in failed.items():
             self._fail(sequence, reason, finished)
         keep_prompt_logprobs(planned, result.prompt_logprobs)
-        self._new_tokens = _first_computed(planned)
-        dropped_before = self._counters.dropped_tokens
+        new_tokens = len(planned.sampled)
+        if planned.decode_rows < len(planned.rows):
+            new_tokens += _first_computed(planned)
         logprobs = entries_of(result.logprobs, len(planned.sampled))
         for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
             if sequence.phase is Phase.ENDED:
                 self._counters.dropped_tokens += 1
+                new_tokens -= 1
                 continue
             sequence.output_tokens += 1
             sequence.tokens.append(token)
@@ -177,7 +179,7 @@ class Scheduler:
             if reason is not FinishReason.RUNNING:
                 finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)
                 self._end(sequence, reason)
-        self._new_tokens += len(planned.sampled) - (self._counters.dropped_tokens - dropped_before)
+        self._new_tokens = new_tokens
         return tuple(emit(planned.step, tokens, finished))
 
     @property

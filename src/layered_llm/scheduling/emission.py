@@ -84,7 +84,7 @@ class FinishedRows:
 
 def emit(step: StepId, tokens: dict[TextWorker, TokenRows], finished: dict[TextWorker, FinishedRows]) -> Iterator[Outgoing]:
     """The messages of one step: to each worker its tokens, which count against its credit, then which choices ended with it."""
-    for worker in tokens | finished:
+    for worker in tokens | finished if finished else tokens:
         if worker in tokens:
             worker.emitted(step)
             yield Outgoing(worker.worker, tokens[worker].message(step))
