@@ -102,11 +102,14 @@ class OwningConnection(TrioASGIHTTPConnection):
         request = self._create_request_from_scope(cast("ASGISendCallable", sent))
         with contextlib.ExitStack() as owner:
             async with trio.open_nursery() as nursery:
-                body = IncomingBody(request.body, self._rules)
+
+                def start_reader() -> None:
+                    nursery.start_soon(self._read, exchange, request, receive, sent)
+
+                body = IncomingBody(request.body, self._rules, start_reader)
                 owner.callback(body.release)
                 exchange = Exchange(owner=owner, nursery=nursery, body=body, peer=_network_of(self.scope.get("client")))
                 cast("dict[str, Any]", self.scope)[SCOPE_KEY] = exchange
-                nursery.start_soon(self._read, exchange, request, receive, sent)
                 nursery.start_soon(self._respond, exchange, request, sent)
 
     async def _read(self, exchange: Exchange, request: Request, receive: ASGIReceiveCallable, sent: "_SentMessages") -> None:

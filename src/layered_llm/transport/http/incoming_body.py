@@ -6,6 +6,7 @@ Bytes count from when they come until the body is parsed, or dropped because its
 brings less than 16 KB/s for 10 s is ended by a 408: else a few bytes now and then would hold what came before for ever.
 """
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import attrs
@@ -48,8 +49,9 @@ class IncomingBody:
 
     _body: Body
     _rules: BodyRules
+    _start_reader: Callable[[], None]
+    """Has somebody call `fill`; called once it is known whose body it is."""
     _hold: ByteHold | None = attrs.field(init=False, default=None)
-    _admitted: trio.Event = attrs.field(init=False, factory=trio.Event)
     _is_wanted: bool = attrs.field(init=False, default=True)
     refused: ApiError | None = attrs.field(init=False, default=None)
     """Why there is no body, known when the framework says that it is complete."""
@@ -58,11 +60,10 @@ class IncomingBody:
         """It is known whose it is; nothing is taken in before. Harmless when repeated."""
         if self._hold is None:
             self._hold = self._rules.budget.open(account)
-            self._admitted.set()
+            self._start_reader()
 
     async def fill(self, receive: ASGIReceiveCallable) -> None:
         """Takes the body in; returns when the peer is gone, or the exchange over."""
-        await self._admitted.wait()
         with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S) as scope:
             missing = _BYTES_IN_TIME
             while (message := await receive())["type"] == "http.request":
