@@ -50,7 +50,8 @@ class SampledLogprob(TokenLogprob):
 class LogprobRun(Sequence[SampledLogprob]):
     """Those of tokens in a row, packed until they are read.
 
-    As objects they take five times the memory, and with millions of them each garbage collection takes seconds.
+    As objects they take five times the memory, and with millions of them each garbage collection takes seconds. Nobody changes
+    one once it is made. It is no attrs class, since its constructor is given counts and keeps where each token's entries start.
     """
 
     __slots__ = ("entry_ids", "entry_logprobs", "names", "offsets", "ranks", "starts")

@@ -27,7 +27,8 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 def adjust_logits(logits: Float32s, rows: Sequence[SampleRow]) -> None:
     """Changes `logits` (fp32 [rows, vocabulary]) in place.
 
-    What was finite stays so, but for masked tokens; what was NaN or +inf stays so too, even where it is masked: the row failed.
+    What was finite stays so, but for masked tokens. What was NaN or +inf stays so too, since the row failed, unless no token
+    has the id, the request does not allow it, or it would complete a bad word: what cannot be sampled then fails nothing.
     """
     for index, row in enumerate(rows):
         if row.sampling.biased_ids:
