@@ -37,6 +37,7 @@ MAX_MEMBERS: Final = 250_000
 LONG_DIGITS: Final = 400
 """More than the largest finite number has; reading them takes time in the square of their number."""
 MAX_LONG_INTEGERS: Final = 100
+_BYTE_ORDER_MARK: Final = "\ufeff"
 _TOKEN_ID_CHARS: Final = 12
 """With the comma behind it."""
 
@@ -105,6 +106,8 @@ def _check_values(whole: str, encoded: bytes) -> None:
 
 
 def _loads(text: str) -> Any:
+    if len(text) <= LONG_DIGITS * MAX_LONG_INTEGERS and not text.startswith(_BYTE_ORDER_MARK):
+        return _SHORT_TEXTS.decode(text)
     # Token ids are read by the decoder itself; longer values are so few that the digits of each can be counted.
     parse_int = _Integers() if len(text) > _TOKEN_ID_CHARS * text.count(",") else None
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=parse_int)
@@ -134,6 +137,10 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise MalformedBody(f"The body holds a number that is too large: {digits[:32]}")
     return value
+
+
+_SHORT_TEXTS: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+"""Has no state, and reads what has no room for too many long integers."""
 
 
 def type_name(value: object) -> str:
