@@ -72,11 +72,13 @@ class IncomingBody:
                 missing -= len(data)
                 if not message.get("more_body", False):
                     self._body.set_complete()
-                    scope.deadline = float("inf")
-                elif missing <= 0:
+                    break
+                if missing <= 0:
                     missing, scope.deadline = _BYTES_IN_TIME, trio.current_time() + PATIENCE_S
-            return
-        self._refuse(api_error.slow_body(SLOWEST_BYTES_PER_S, PATIENCE_S))
+            else:
+                return
+        if scope.cancelled_caught:
+            self._refuse(api_error.slow_body(SLOWEST_BYTES_PER_S, PATIENCE_S))
         while (await receive())["type"] == "http.request":
             pass
 
