@@ -20,7 +20,6 @@ from layered_llm.text.tokenizer import CannotEncode
 
 _MOST_CONTEXTS_CUT: Final = 8
 """So many contexts long may a text be that is cut to one: all of it has to be tokenized."""
-_LONGEST_TEMPLATE_MESSAGE: Final = 1_000
 _MESSAGE_COST_CHARS: Final = 40
 _IDS_PER_CHAR: Final = 8
 
@@ -74,7 +73,7 @@ class PromptReader:
         if rendered is None:
             rendered = self._files.template.render(prompt.chat, prompt.rendering)
         if isinstance(rendered, TemplateFailed):
-            words = _harmless(rendered.message[:_LONGEST_TEMPLATE_MESSAGE])
+            words = _harmless(rendered.message)
             return PromptRefused(
                 reason=RejectReason.TEMPLATE_ERROR,
                 message=f"The model's chat template cannot render these messages: {words}",
