@@ -6,7 +6,7 @@ A field's JSON Schema describes what its reader takes where it stands alone; wha
 business of whoever reads the whole body. Every field may be null, which means that it is absent.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -56,8 +56,8 @@ class Field:
     summary: str
 
 
-def names_of(table: Sequence[Field]) -> Iterator[str]:
-    return (field.name for field in table)
+def names_of(table: Sequence[Field]) -> Sequence[str]:
+    return [field.name for field in table]
 
 
 def read_all(table: Sequence[Field], body: JsonObject) -> dict[str, Any]:
