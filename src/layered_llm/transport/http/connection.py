@@ -13,6 +13,7 @@ Invariants:
 
 import contextlib
 import socket
+from functools import partial
 from typing import Any, Final, cast
 
 import attrs
@@ -103,10 +104,10 @@ class OwningConnection(TrioASGIHTTPConnection):
         with contextlib.ExitStack() as owner:
             async with trio.open_nursery() as nursery:
 
-                def start_reader() -> None:
-                    nursery.start_soon(self._read, exchange, request, receive, sent)
+                def start_reader(readers: trio.Nursery) -> None:
+                    readers.start_soon(self._read, exchange, request, receive, sent)
 
-                body = IncomingBody(request.body, self._rules, start_reader)
+                body = IncomingBody(request.body, self._rules, partial(start_reader, nursery))
                 owner.callback(body.release)
                 exchange = Exchange(owner=owner, nursery=nursery, body=body, peer=_network_of(self.scope.get("client")))
                 cast("dict[str, Any]", self.scope)[SCOPE_KEY] = exchange
