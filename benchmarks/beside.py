@@ -128,12 +128,21 @@ def rounds_of(arguments: argparse.Namespace) -> int:
     return max(LEAST_ROUNDS, arguments.rounds or 0)
 
 
-def compare(other: Checkout, pairs: Sequence[Pair], *, rounds: int, bound: float, json_file: Path | None) -> bool:
+def compare(
+    other: Checkout,
+    pairs: Sequence[Pair],
+    *,
+    rounds: int,
+    bound: float,
+    json_file: Path | None,
+    before_round: Callable[[int], None] = lambda _: None,
+) -> bool:
     """Measures all pairs in rounds and prints the table; whether all hold. The file is written after each round."""
     samples = [Samples(pair=pair) for pair in pairs]
     machine = this_machine()
     with tqdm(total=rounds * len(pairs) * 2, unit="step", file=sys.stderr, smoothing=0, dynamic_ncols=True) as bar:
         for number in range(rounds):
+            before_round(number)
             for one in samples:
                 bar.set_description(f"round {number + 1}/{rounds}, {one.pair.name}")
                 measure_round(one, this_first=number % 2 == 0, done=bar.update)
