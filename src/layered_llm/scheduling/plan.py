@@ -10,6 +10,7 @@ import attrs
 from layered_llm.domain.columns import pack_i8, pack_i32
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.scheduling.pace import attended_tokens
 from layered_llm.scheduling.sequences import Sequence
 
 
@@ -47,6 +48,12 @@ class PlannedStep:
     @property
     def prefill_tokens(self) -> int:
         return sum(self.counts) - self.decode_rows
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that the chunks of prompts attend to, summed over the tokens of each."""
+        chunks = slice(self.decode_rows, None)
+        return sum(map(attended_tokens, self.starts[chunks], self.counts[chunks]))
 
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit

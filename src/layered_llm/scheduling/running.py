@@ -17,7 +17,7 @@ from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.scheduling.budget import decode_limit, share_chunks
 from layered_llm.scheduling.orders import arrival
-from layered_llm.scheduling.pace import Pace
+from layered_llm.scheduling.pace import Pace, attended_tokens
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -141,7 +141,12 @@ class RunningChoices:
     def acknowledge(self, planned: PlannedStep, *, device_us: int, failed: Container[Sequence] = ()) -> None:
         """The step is done: what it computed may be shared, unless it failed, and what waited for it is free."""
         if self._pace is not None:
-            self._pace.measured(prefill_tokens=planned.prefill_tokens, decode_rows=planned.decode_rows, step_us=device_us)
+            self._pace.measured(
+                prefill_tokens=planned.prefill_tokens,
+                attended_tokens=planned.attended_tokens,
+                decode_rows=planned.decode_rows,
+                step_us=device_us,
+            )
         self.pages.acknowledge(planned.step)
         self._slots.acknowledge(planned.step)
         keeps_prefixes, size = self.pages.keeps_prefixes, self.pages.page_size_tokens
@@ -191,14 +196,21 @@ class RunningChoices:
         ]
         limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts))
         turn: list[Work] = [(one, 1) for one in decodes[:limit]]
-        chunks = share_chunks([one.prefill_tokens - one.planned_tokens for one in prompts], self._prefill_budget(len(turn)))
+        chunks = self._chunks(prompts, len(turn))
         return [*turn, *((one, count) for one, count in zip(prompts, chunks, strict=True) if count)]
 
-    def _prefill_budget(self, decode_rows: int) -> int:
-        left = self._max_step_tokens - decode_rows
-        if self._pace is None or not decode_rows:
-            return left
-        return min(left, self._pace.prefill_limit(decode_rows=decode_rows))
+    def _chunks(self, prompts: list[Sequence], decode_rows: int) -> list[int]:
+        """Tokens that each of `prompts` computes in the next step."""
+        left = [one.prefill_tokens - one.planned_tokens for one in prompts]
+        budget = self._max_step_tokens - decode_rows
+        if self._pace is None or not decode_rows or not prompts:
+            return share_chunks(left, budget)
+
+        def attended(limit: int) -> int:
+            chunks = zip(prompts, share_chunks(left, limit), strict=True)
+            return sum(attended_tokens(one.planned_tokens, count) for one, count in chunks)
+
+        return share_chunks(left, min(budget, self._pace.prefill_limit(decode_rows=decode_rows, attended=attended)))
 
     def _give_up_turn(self, turn: Iterable[Sequence]) -> None:
         for sequence in turn:
