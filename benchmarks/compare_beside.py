@@ -24,6 +24,8 @@ TOKEN_IDS: Final = range(1000, 40_000)
 """Ordinary tokens of the default model."""
 DECODES: Final = 3
 """Runs of a decode case in a round."""
+HTTP_REQUESTS: Final = 8
+"""At least so many in a round, one run of the clients after the other: a run of one request takes a third of a second."""
 
 
 def compare_checkouts(other: Checkout, plan: Plan, arguments: argparse.Namespace) -> bool:
@@ -117,16 +119,19 @@ def _http_pair(clients: int, this: Opened, that: Opened, plan: Plan) -> Pair:
 
 
 def _http_rate(clients: int, opened: Opened, plan: Plan) -> Callable[[], float]:
-    rounds = count()
+    numbers = count()
 
     def measure() -> float:
-        return opened.served.measure(_prompts(next(rounds), clients, plan), plan.http_output_tokens).tokens_per_s
+        runs = max(1, HTTP_REQUESTS // clients)
+        samples = [opened.served.measure(_prompts(next(numbers), clients, plan), plan.http_output_tokens) for _ in range(runs)]
+        tokens = sum(sample.tokens_per_s * sample.duration_s for sample in samples)
+        return tokens / sum(sample.duration_s for sample in samples)
 
     return measure
 
 
 def _prompts(number: int, clients: int, plan: Plan) -> Sequence[str]:
-    """The same for both checkouts, and of every round others: no cache has seen them."""
+    """The same for both checkouts, and others in every run: no cache has seen them."""
     words = WordRange(low=plan.http_prompt_words, high=plan.http_prompt_words)
     made = synthetic_prompts(Random(f"{number} {clients}"), words)
     return [prompt.text for prompt in islice(made, clients) if isinstance(prompt, TextPrompt)]
