@@ -61,10 +61,10 @@ def test_a_preempted_request_is_released_with_the_step_that_it_was_in() -> None:
     rig = Rig(limits=limits(pages=10, page_size=4), policy=policy(in_flight=2))
     for request in (1, 2):
         rig.admit(admit(request, prompt=4, tokens=20))
-    while not rig.scheduler.statistics().preemptions:
+    while not rig.scheduler.statistics().counters.preemptions:
         while rig.launch() is not None:
             pass
-        if not rig.scheduler.statistics().preemptions:
+        if not rig.scheduler.statistics().counters.preemptions:
             rig.finish()
     assert 0 < rig.scheduler.statistics().pages_quarantined
 

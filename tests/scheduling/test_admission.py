@@ -77,7 +77,7 @@ def test_a_refused_request_holds_nothing() -> None:
     rig.abort(1)
 
     rig.quiet()
-    assert ((RejectReason.QUEUE_FULL, 1),) == rig.scheduler.statistics().refused
+    assert {RejectReason.QUEUE_FULL: 1} == rig.scheduler.statistics().counters.refused
 
 
 def test_an_id_that_is_open_is_not_used_again() -> None:

@@ -120,8 +120,8 @@ def test_figures_add_up() -> None:
 
     figures = rig.scheduler.statistics()
 
-    assert (2, 3) == (figures.requests_accepted, figures.choices_accepted)
-    assert (10 + 2 + 5, 4) == (figures.prefill_tokens, figures.decode_tokens)
-    assert (25, 8) == (figures.prefix_lookup_tokens, figures.prefix_hit_tokens)
-    assert ((FinishReason.LENGTH, 3),) == figures.finished
-    assert len(rig.device.steps) == figures.steps
+    assert (2, 3) == (figures.counters.requests_accepted, figures.counters.choices_accepted)
+    assert (10 + 2 + 5, 4) == (figures.counters.prefill_tokens, figures.counters.decode_tokens)
+    assert (25, 8) == (figures.counters.prefix_lookup_tokens, figures.counters.prefix_hit_tokens)
+    assert {FinishReason.LENGTH: 3} == figures.counters.finished
+    assert len(rig.device.steps) == figures.counters.steps

@@ -15,7 +15,7 @@ def assert_aborted(rig: Rig, request: int, choices: int = 1) -> None:
     assert {FinishReason.ABORT} == {rig.reason(request, choice) for choice in range(choices)}
     rig.run()
     figures = rig.scheduler.statistics()
-    assert (1, 0) == (figures.aborts_handled, figures.aborts_late)
+    assert (1, 0) == (figures.counters.aborts_handled, figures.counters.aborts_late)
 
 
 def test_aborts_are_counted_by_the_worker_that_they_came_from() -> None:
@@ -97,7 +97,7 @@ def test_the_last_chunk_in_flight(in_flight: int) -> None:
 
     assert_aborted(rig, 1)
     assert [] == rig.outputs[1, 0]
-    assert 1 == rig.scheduler.statistics().dropped_tokens
+    assert 1 == rig.scheduler.statistics().counters.dropped_tokens
 
 
 def test_decoding_between_steps() -> None:
@@ -156,7 +156,7 @@ def test_choices_that_wait_run_and_ended() -> None:
 
     assert [FinishReason.STOP, *[FinishReason.ABORT] * 3] == [rig.reason(1, choice) for choice in range(4)]
     rig.run()
-    assert 1 == rig.scheduler.statistics().aborts_handled
+    assert 1 == rig.scheduler.statistics().counters.aborts_handled
 
 
 def test_no_later_step_names_the_request_but_to_retire_it() -> None:
@@ -179,7 +179,7 @@ def test_a_second_abort_is_late() -> None:
     rig.abort(1)
 
     figures = rig.scheduler.statistics()
-    assert (1, 1) == (figures.aborts_handled, figures.aborts_late)
+    assert (1, 1) == (figures.counters.aborts_handled, figures.counters.aborts_late)
 
 
 def test_an_abort_of_an_unknown_or_finished_request_is_late() -> None:
@@ -191,7 +191,7 @@ def test_an_abort_of_an_unknown_or_finished_request_is_late() -> None:
     rig.abort(2)
 
     figures = rig.scheduler.statistics()
-    assert (0, 2) == (figures.aborts_handled, figures.aborts_late)
+    assert (0, 2) == (figures.counters.aborts_handled, figures.counters.aborts_late)
 
 
 def test_an_abort_by_another_worker_is_our_own_fault() -> None:
@@ -228,7 +228,7 @@ def test_a_stop_ends_the_choice_and_counts_as_text_says() -> None:
 
     rig.run()
     assert (FinishReason.STOP, 2) == rig.ended[1, 0]
-    assert 1 == rig.scheduler.statistics().stops_handled
+    assert 1 == rig.scheduler.statistics().counters.stops_handled
 
 
 def test_a_stop_with_a_step_in_flight_drops_its_token(in_flight: int) -> None:
@@ -265,7 +265,7 @@ def test_a_late_stop_is_counted() -> None:
     rig.stop(2, choice=1)
 
     figures = rig.scheduler.statistics()
-    assert (1, 2) == (figures.stops_handled, figures.stops_late)
+    assert (1, 2) == (figures.counters.stops_handled, figures.counters.stops_late)
 
 
 @pytest.mark.parametrize(("choice", "tokens"), [(2, 1), (-1, 1), (0, 0), (0, 2)])

@@ -126,7 +126,7 @@ def until_preempted(script: Script) -> Rig:
         rig.admit(admit(request, prompt=4, tokens=20))
     for _ in range(40):
         rig.step()
-        if rig.scheduler.statistics().preemptions:
+        if rig.scheduler.statistics().counters.preemptions:
             break
     return rig
 
@@ -134,7 +134,7 @@ def until_preempted(script: Script) -> Rig:
 def test_a_choice_that_was_preempted_while_its_row_failed_is_ended() -> None:
     position = len(until_preempted(counting_script).outputs[2, 0]) - 1
     rig = until_preempted(failing(2, position))
-    assert 1 == rig.scheduler.statistics().preemptions
+    assert 1 == rig.scheduler.statistics().counters.preemptions
 
     rig.run()
 

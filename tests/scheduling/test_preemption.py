@@ -18,7 +18,7 @@ def two_that_grow(*, in_flight: int = 1, cache: bool = True) -> Rig:
 
 
 def until_preempted(rig: Rig) -> None:
-    while not rig.scheduler.statistics().preemptions:
+    while not rig.scheduler.statistics().counters.preemptions:
         assert rig.step() is not None
 
 
@@ -38,7 +38,7 @@ def test_no_token_is_lost_or_repeated(in_flight: int, cache: bool) -> None:
 
     rig.run()
 
-    assert 1 == rig.scheduler.statistics().preemptions
+    assert 1 == rig.scheduler.statistics().counters.preemptions
     for request in (1, 2):
         assert [counting_script(request, 0, position) for position in range(20)] == rig.outputs[request, 0]
 
@@ -82,7 +82,7 @@ def test_cached_tokens_are_those_of_the_first_start() -> None:
 
     rig.run()
 
-    assert rig.scheduler.statistics().preemptions > 0
+    assert rig.scheduler.statistics().counters.preemptions > 0
     assert 0 == rig.cached[2, 0]
 
 
@@ -112,7 +112,7 @@ def test_pages_in_quarantine_come_back_before_anybody_is_preempted() -> None:
     assert step is not None
     assert 0 == step.row_count
     rig.run()
-    assert 0 == rig.scheduler.statistics().preemptions
+    assert 0 == rig.scheduler.statistics().counters.preemptions
 
 
 def test_a_choice_that_starts_does_not_cost_another_its_next_page() -> None:
@@ -125,7 +125,7 @@ def test_a_choice_that_starts_does_not_cost_another_its_next_page() -> None:
 
     assert 1 == rig.scheduler.statistics().waiting_choices
     rig.run()
-    assert 0 == rig.scheduler.statistics().preemptions
+    assert 0 == rig.scheduler.statistics().counters.preemptions
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -152,9 +152,9 @@ def test_a_stop_while_preempted_ends_it() -> None:
 
 def test_a_token_in_flight_of_a_preempted_choice_is_shown_and_may_end_it() -> None:
     rig = two_that_grow(in_flight=2)
-    while not rig.scheduler.statistics().preemptions:
+    while not rig.scheduler.statistics().counters.preemptions:
         rig.launch()
-        if not rig.scheduler.statistics().preemptions and len(rig.device.launched) == 2:
+        if not rig.scheduler.statistics().counters.preemptions and len(rig.device.launched) == 2:
             rig.finish()
     assert rig.device.launched
     before = len(rig.outputs[2, 0])

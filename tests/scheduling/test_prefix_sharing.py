@@ -229,7 +229,7 @@ def test_without_the_cache_nothing_is_shared_or_kept() -> None:
 
     figures = rig.scheduler.statistics()
     assert {0} == set(rig.cached.values())
-    assert (64, 0, 0) == (figures.pages_free, figures.pages_cached, figures.prefix_lookup_tokens)
+    assert (64, 0, 0) == (figures.pages_free, figures.pages_cached, figures.counters.prefix_lookup_tokens)
 
 
 def test_flushing_frees_all_but_what_runs() -> None:
@@ -265,4 +265,4 @@ def test_figures_tell_how_much_was_found() -> None:
 
     figures = rig.scheduler.statistics()
 
-    assert (20, 8, 2) == (figures.prefix_lookup_tokens, figures.prefix_hit_tokens, figures.pages_cached)
+    assert (20, 8, 2) == (figures.counters.prefix_lookup_tokens, figures.counters.prefix_hit_tokens, figures.pages_cached)

@@ -72,7 +72,7 @@ def test_what_the_last_chunk_tells_is_kept_though_its_choice_is_preempted_meanwh
     first_chunk, last_chunk = planned(scheduler), planned(scheduler)
     complete(scheduler, first_chunk)
     planned(scheduler)
-    assert 1 == scheduler.statistics().preemptions
+    assert 1 == scheduler.statistics().counters.preemptions
 
     (message,) = complete(scheduler, last_chunk)
 
@@ -152,7 +152,7 @@ def run_in_few_pages(runtime: Runtime, requests: list[Admit]) -> tuple[int, list
                 heard += [(request, row) for request, row in rows if row is not None]
                 scheduler.handle(WORKER, StepsTaken(step=one.message.step))
     assert () == scheduler.check()
-    return scheduler.statistics().preemptions, sorted(heard)
+    return scheduler.statistics().counters.preemptions, sorted(heard)
 
 
 def test_a_choice_preempted_behind_its_first_token_does_not_tell_its_prompt_again() -> None:

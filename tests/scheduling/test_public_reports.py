@@ -111,7 +111,7 @@ def test_a18_results_and_aborts_for_ended_requests_are_counted_and_harm_nobody()
 
     rig.run()
     figures = rig.scheduler.statistics()
-    assert (1, 2, 1) == (figures.aborts_handled, figures.aborts_late, figures.dropped_tokens)
+    assert (1, 2, 1) == (figures.counters.aborts_handled, figures.counters.aborts_late, figures.counters.dropped_tokens)
     assert 9 == len(rig.outputs[2, 0])
 
 

@@ -26,7 +26,7 @@ def test_a_request_is_ended_when_its_time_is_over_and_not_before() -> None:
     rig.expire(now_us=1_500)
 
     assert (WAITS, 0) == rig.ended[2, 0]
-    assert 1 == rig.scheduler.statistics().queue_timeouts
+    assert 1 == rig.scheduler.statistics().counters.queue_timeouts
     rig.run()
     assert FinishReason.LENGTH is rig.reason(1)
 
@@ -67,7 +67,7 @@ def test_a_preempted_choice_was_promised_its_end() -> None:
     rig = Rig(limits=limits(pages=10, page_size=4), policy=policy(queue_us=QUEUE_US))
     for request in (1, 2):
         rig.admit(admit(request, prompt=4, tokens=20), now_us=0)
-    while not rig.scheduler.statistics().preemptions:
+    while not rig.scheduler.statistics().counters.preemptions:
         rig.step()
     assert 1 == rig.scheduler.statistics().waiting_requests
 
@@ -104,7 +104,7 @@ def test_an_abort_behind_it_is_late_and_one_before_it_leaves_nothing_to_end() ->
 
     assert (FinishReason.ABORT, WAITS) == (rig.reason(2), rig.reason(3))
     figures = rig.scheduler.statistics()
-    assert (1, 1, 1) == (figures.aborts_handled, figures.aborts_late, figures.queue_timeouts)
+    assert (1, 1, 1) == (figures.counters.aborts_handled, figures.counters.aborts_late, figures.counters.queue_timeouts)
     rig.run()
 
 

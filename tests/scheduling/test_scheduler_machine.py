@@ -172,10 +172,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.rig.take_steps(worker)
         self.rig.run(max_steps=5_000)
         figures = self.rig.scheduler.statistics()
-        assert (self.aborts - self.late_aborts, self.late_aborts) == (figures.aborts_handled, figures.aborts_late)
-        assert (self.stops - self.late_stops, self.late_stops) == (figures.stops_handled, figures.stops_late)
+        assert (self.aborts - self.late_aborts, self.late_aborts) == (
+            figures.counters.aborts_handled,
+            figures.counters.aborts_late,
+        )
+        assert (self.stops - self.late_stops, self.late_stops) == (figures.counters.stops_handled, figures.counters.stops_late)
         assert self.models.keys() == self.rig.ended.keys()
-        assert len(self.models) == sum(count for _, count in figures.finished) == figures.choices_accepted
+        assert len(self.models) == sum(figures.counters.finished.values()) == figures.counters.choices_accepted
         for key, model in self.models.items():
             self.as_expected(key, model)
 

@@ -63,8 +63,8 @@ def test_a_warm_cache(in_flight: int) -> None:
     assert expected == outputs(engine, workload)
 
     warm = engine.scheduler.statistics()
-    assert warm.prefix_hit_tokens > 2 * cold.prefix_hit_tokens
-    assert warm.prefill_tokens - cold.prefill_tokens < cold.prefill_tokens / 2
+    assert warm.counters.prefix_hit_tokens > 2 * cold.counters.prefix_hit_tokens
+    assert warm.counters.prefill_tokens - cold.counters.prefill_tokens < cold.counters.prefill_tokens / 2
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -90,7 +90,7 @@ def test_preemption(in_flight: int, cache: bool, budget: int) -> None:
 
     assert expected == outputs(engine, workload)
 
-    assert engine.scheduler.statistics().preemptions > 0
+    assert engine.scheduler.statistics().counters.preemptions > 0
 
 
 @st.composite

@@ -190,4 +190,4 @@ def test_the_surplus_token_of_an_ended_choice_is_dropped() -> None:
     rig.run()
 
     assert [0, 77] == rig.outputs[1, 0]
-    assert 1 == rig.scheduler.statistics().dropped_tokens
+    assert 1 == rig.scheduler.statistics().counters.dropped_tokens

@@ -61,7 +61,7 @@ def test_a_trace_names_who_was_preempted_and_which_slots_are_retired() -> None:
     for request in (1, 2):
         rig.admit(admit(request, prompt=4, tokens=20))
     traces = []
-    while not rig.scheduler.statistics().preemptions:
+    while not rig.scheduler.statistics().counters.preemptions:
         traces.append(launched(rig).scheduler.trace())
         rig.finish()
 
@@ -114,5 +114,5 @@ def test_who_is_preempted_and_starts_again_did_not_wait_anew() -> None:
         waits += rig.scheduler.waited_us(5) if rig.device.launched else ()
         rig.finish()
 
-    assert rig.scheduler.statistics().preemptions
+    assert rig.scheduler.statistics().counters.preemptions
     assert [5, 5] == waits

@@ -166,7 +166,7 @@ def test_what_is_computed_again_after_a_preemption_is_nobodys_debt() -> None:
 
     rig.run()
 
-    assert rig.scheduler.statistics().preemptions > 0
+    assert rig.scheduler.statistics().counters.preemptions > 0
     assert (8 * PROMPT_TOKEN_COST + 16 * OUTPUT_TOKEN_COST,) * 2 == (a.served, b.served)
 
 

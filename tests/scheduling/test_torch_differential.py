@@ -60,7 +60,7 @@ def test_a_cold_and_a_warm_cache(checkpoint: Path, expected: dict[ChoiceKey, lis
     one.forget()
 
     assert expected == outputs(one)
-    assert one.scheduler.statistics().prefix_hit_tokens > 0
+    assert one.scheduler.statistics().counters.prefix_hit_tokens > 0
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -69,7 +69,7 @@ def test_preemption(checkpoint: Path, expected: dict[ChoiceKey, list[int]], cach
     one = engine(checkpoint, pages=16, cache=cache, budget=budget)
 
     assert expected == outputs(one)
-    assert one.scheduler.statistics().preemptions > 0
+    assert one.scheduler.statistics().counters.preemptions > 0
 
 
 @pytest.mark.parametrize("shuffle", [None, 1, 2])

@@ -15,6 +15,7 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     RequestsAborted,
 )
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient, TextConnection
@@ -79,7 +80,7 @@ async def test_its_reader_hears_that_a_request_was_ended_and_one_abort_leaves() 
 
         assert 0 == await client.abort(stream.request)
     assert [Abort(request=stream.request, reason=AbortReason.ADMINISTRATIVE)] == await aborts(text)
-    assert ('layered_llm_aborts_emitted_total{reason="administrative"}', 1.0) in client.report(0).samples
+    assert 1.0 == samples_by_name(client.report(0).metrics)['layered_llm_aborts_emitted_total{reason="administrative"}']
 
 
 async def test_the_first_request_of_a_body_names_all_of_it_also_when_it_has_ended() -> None:

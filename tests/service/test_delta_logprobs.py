@@ -12,6 +12,7 @@ from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import TextEmitted
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.stream import (
     ChoiceDelta,
     LogprobRun,
@@ -111,7 +112,7 @@ def test_nothing_is_built_for_requests_that_are_gone(built: list[int]) -> None:
     table = OpenRequests()
 
     assert () == tuple(table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0))
-    assert ([], 2.0) == (built, dict(table.samples())["layered_llm_late_rows_total"])
+    assert ([], 2.0) == (built, samples_by_name(table.metrics())["layered_llm_late_rows_total"])
 
 
 def test_nothing_is_built_for_a_request_that_is_gone_beside_one_that_is_open(built: list[int]) -> None:
@@ -120,7 +121,7 @@ def test_nothing_is_built_for_a_request_that_is_gone_beside_one_that_is_open(bui
 
     table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0)
 
-    assert ([0], 1.0) == (built, dict(table.samples())["layered_llm_late_rows_total"])
+    assert ([0], 1.0) == (built, samples_by_name(table.metrics())["layered_llm_late_rows_total"])
     (delta,) = record.take_events()
     assert isinstance(delta, ChoiceDelta)
     assert (sampled(3, -1.0),) == delta.logprobs

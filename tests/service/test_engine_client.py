@@ -26,6 +26,7 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     Role,
 )
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.api import freeze_when_ready
@@ -180,7 +181,7 @@ async def test_a_generation_that_ends_loses_its_requests_and_owes_nothing() -> N
 
 
 def samples(client: EngineClient) -> dict[str, float]:
-    return dict(client.report(0).samples)
+    return samples_by_name(client.report(0).metrics)
 
 
 async def test_aborts_are_told_by_text_worker_and_lost_with_their_generation() -> None:
@@ -255,7 +256,7 @@ async def test_what_comes_for_a_request_that_was_left_is_counted() -> None:
         request = opened(client, owner).request
     client.on_text(Accepted(request=request, prompt_tokens=1))
 
-    assert 1.0 == dict(client.report(0).samples)["layered_llm_late_rows_total"]
+    assert 1.0 == samples_by_name(client.report(0).metrics)["layered_llm_late_rows_total"]
 
 
 def asked(client: EngineClient, owner: contextlib.ExitStack) -> RequestStream:
@@ -286,7 +287,7 @@ async def test_a_question_that_is_left_is_aborted_and_its_answer_late() -> None:
     client.on_text(TokenizerDescribed(request=question.request, config="{}"))
 
     assert Abort(request=question.request, reason=AbortReason.CLIENT_GONE) == (await emitted(text))[-1]
-    samples = dict(client.report(0).samples)
+    samples = samples_by_name(client.report(0).metrics)
     assert 1.0 == samples['layered_llm_aborts_emitted_total{reason="client_gone"}']
     assert 1.0 == samples["layered_llm_late_rows_total"]
     assert [0, 0, 0] == maps(client)

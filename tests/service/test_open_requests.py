@@ -5,6 +5,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import fate_of
@@ -39,7 +40,7 @@ def delta(choice: int, text: str, tokens: tuple[int, ...], reason: FinishReason 
 
 
 def counters(table: OpenRequests) -> dict[str, float]:
-    return dict(table.samples())
+    return samples_by_name(table.metrics())
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def accept(table: OpenRequests, request: RequestId, choices: int) -> RequestReco
 
 def finished(table: OpenRequests) -> dict[str, float]:
     prefix = 'layered_llm_choices_finished_total{reason="'
-    return {name.removeprefix(prefix)[:-2]: n for name, n in table.samples() if name.startswith(prefix) and n}
+    return {name.removeprefix(prefix)[:-2]: n for name, n in counters(table).items() if name.startswith(prefix) and n}
 
 
 def test_each_choice_of_a_request_that_its_owner_left_is_counted_once(table: OpenRequests) -> None:

@@ -1,4 +1,5 @@
 from layered_llm.domain.ids import RequestId
+from layered_llm.domain.metrics import Measured, metrics_of, samples_by_name
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.reports import scheduler_report
@@ -11,7 +12,7 @@ def test_waits_and_fills_are_counted() -> None:
     figures.planned(tokens=50, waited_us=(20_000, 3_000_000))
     figures.planned(tokens=100, waited_us=())
 
-    samples = dict(figures.samples())
+    samples = samples_by_name(metrics_of(figures))
 
     assert (2.0, 3.02) == (samples["layered_llm_queue_time_seconds_count"], samples["layered_llm_queue_time_seconds_sum"])
     assert 1.0 == samples['layered_llm_queue_time_seconds_bucket{le="0.02"}']
@@ -24,7 +25,7 @@ def test_a_step_that_computes_nothing_has_no_fill() -> None:
 
     figures.planned(tokens=0, waited_us=())
 
-    assert 0.0 == dict(figures.samples())["layered_llm_step_fill_ratio_count"]
+    assert 0.0 == samples_by_name(metrics_of(figures))["layered_llm_step_fill_ratio_count"]
 
 
 def test_the_time_and_the_steps_until_an_aborted_request_holds_nothing_are_counted() -> None:
@@ -32,7 +33,7 @@ def test_the_time_and_the_steps_until_an_aborted_request_holds_nothing_are_count
     for steps, now_us in ((0, 1_000), (2, 31_000)):
         figures.released(AbortRelease(request=RequestId(1), aborted_us=1_000, steps=steps), now_us)
 
-    samples = dict(figures.samples())
+    samples = samples_by_name(metrics_of(figures))
 
     assert (2.0, 0.03) == tuple(samples[f"layered_llm_abort_release_seconds_{part}"] for part in ("count", "sum"))
     assert (1.0, 2.0) == tuple(samples[f'layered_llm_abort_release_steps_bucket{{le="{steps}"}}'] for steps in (0, 2))
@@ -44,11 +45,16 @@ def test_the_prefix_cache_and_preemptions_are_reported() -> None:
         rig.admit(admit(request, prompt=4, tokens=20))
     rig.run()
 
-    samples = dict(report_of(rig.scheduler))
+    samples = samples_by_name(report_of(rig.scheduler))
 
     statistics = rig.scheduler.statistics()
     assert statistics.pages_evicted > 0
-    assert (1, statistics.prefix_hit_tokens, statistics.prefix_lookup_tokens, statistics.pages_evicted) == tuple(
+    assert (
+        1,
+        statistics.counters.prefix_hit_tokens,
+        statistics.counters.prefix_lookup_tokens,
+        statistics.pages_evicted,
+    ) == tuple(
         samples[f"layered_llm_{name}_total"]
         for name in ("preemptions", "prefix_cache_hit_tokens", "prefix_cache_lookup_tokens", "kv_pages_evicted")
     )
@@ -61,7 +67,7 @@ def test_every_token_of_a_request_is_new_once_however_often_it_is_computed() -> 
     rig.run()
 
     ended = rig.scheduler.take_ended(0)
-    assert 0 < rig.scheduler.statistics().preemptions
+    assert 0 < rig.scheduler.statistics().counters.preemptions
     assert 2 * (4 + 20) == sum(rig.new_tokens)
     assert [0, 1] == sorted(preemptions for _, preemptions in ended)
     assert () == rig.scheduler.take_ended(0)
@@ -73,12 +79,12 @@ def test_what_is_new_in_steps_and_what_requests_took_is_counted() -> None:
     figures.completed(tokens=0)
     figures.ended(((2_000_000, 3),))
 
-    samples = dict(figures.samples())
+    samples = samples_by_name(metrics_of(figures))
 
     assert (1.0, 5.0) == tuple(samples[f"layered_llm_step_new_tokens_{part}"] for part in ("count", "sum"))
     assert 2.0 == samples["layered_llm_request_inference_time_seconds_sum"]
     assert 3.0 == samples["layered_llm_request_preemptions_sum"]
 
 
-def report_of(scheduler: Scheduler) -> tuple[tuple[str, float], ...]:
-    return scheduler_report(scheduler.statistics(), (), scheduler.check(), query=1, pid=1).samples
+def report_of(scheduler: Scheduler) -> tuple[Measured, ...]:
+    return scheduler_report(scheduler.statistics(), SchedulerFigures(1), scheduler.check(), query=1, pid=1).metrics

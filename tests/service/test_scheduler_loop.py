@@ -40,6 +40,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
@@ -251,7 +252,7 @@ async def test_however_often_a_stranger_speaks_it_is_counted_each_time_and_logge
         report = await ends.reported()
 
     assert isinstance(report, StateReport)
-    assert 6 == dict(report.samples)["layered_llm_messages_dropped_total"]
+    assert 6 == samples_by_name(report.metrics)["layered_llm_messages_dropped_total"]
     assert 2 == len(caplog.messages)
 
 
@@ -322,7 +323,7 @@ async def test_the_scheduler_reports_how_long_requests_waited_and_how_full_steps
 
         assert isinstance(scheduler, StateReport)
         assert () == scheduler.violations
-        samples = dict(scheduler.samples)
+        samples = samples_by_name(scheduler.metrics)
         assert LIMITS.slots + 1 == samples["layered_llm_queue_time_seconds_count"]
         assert samples["layered_llm_queue_time_seconds_sum"] >= 1.0
         computed_tokens = samples["layered_llm_prompt_tokens_computed_total"]
@@ -343,7 +344,7 @@ async def test_the_scheduler_reports_how_soon_an_aborted_request_holds_nothing(a
         scheduler = await ends.reported()
 
         assert isinstance(scheduler, StateReport)
-        samples = dict(scheduler.samples)
+        samples = samples_by_name(scheduler.metrics)
         assert 0.25 == pytest.approx(samples["layered_llm_abort_release_seconds_sum"])
         assert (1.0, 1.0) == tuple(samples[f"layered_llm_abort_release_steps_{part}"] for part in ("count", "sum"))
 

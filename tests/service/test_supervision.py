@@ -22,6 +22,7 @@ from layered_llm.domain.messages.supervision import (
     StateReport,
     Stop,
 )
+from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
 from layered_llm.service.supervision import (
     MAX_RESTARTS,
     RESTART_WINDOW_S,
@@ -62,8 +63,7 @@ def report(query: int, role: Role, index: int) -> StateReport:
 
 def supervisors(query: int, dropped: int = 0) -> StateReport:
     """The supervisor's own report."""
-    samples = (("layered_llm_messages_dropped_total", float(dropped)),)
-    return attrs.evolve(report(query, Role.SUPERVISOR, 0), samples=samples)
+    return attrs.evolve(report(query, Role.SUPERVISOR, 0), metrics=(Measured.of(MESSAGES_DROPPED, dropped),))
 
 
 def hello(supervision: Supervision, api: ApiId = API) -> EngineStatus:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import trio
 
 from layered_llm import Engine
+from layered_llm.domain.metrics import samples_by_name
 
 PATIENCE_S: Final = 20.0
 
@@ -25,8 +26,8 @@ async def until_quiescent(engine: Engine) -> None:
 
 def aborts_emitted(engine: Engine) -> int:
     """All aborts that the program's side has put on their way so far."""
-    samples = engine._client.report(0).samples
-    return int(sum(value for name, value in samples if name.startswith("layered_llm_aborts_emitted_total")))
+    samples = samples_by_name(engine._client.report(0).metrics)
+    return int(sum(value for name, value in samples.items() if name.startswith("layered_llm_aborts_emitted_total")))
 
 
 def engine_threads() -> list[str]:

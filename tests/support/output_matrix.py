@@ -89,11 +89,11 @@ def play(case: Case, device: Device, crowd: Sequence[Admit], *, crowded_tokens: 
     before = engine.scheduler.statistics()
     outputs = _run(engine, groups, flushes=case.cache is Cache.COLD)
     after = engine.scheduler.statistics()
-    assert is_crowded == (after.preemptions > before.preemptions)
-    assert case.cache is not Cache.OFF or not after.prefix_hit_tokens
+    assert is_crowded == (after.counters.preemptions > before.counters.preemptions)
+    assert case.cache is not Cache.OFF or not after.counters.prefix_hit_tokens
     if case.cache in {Cache.WARM, Cache.PARTLY_EVICTED} and not is_crowded:
-        computed = after.prefill_tokens - before.prefill_tokens
-        assert 0 < after.prefix_hit_tokens - before.prefix_hit_tokens
+        computed = after.counters.prefill_tokens - before.counters.prefill_tokens
+        assert 0 < after.counters.prefix_hit_tokens - before.counters.prefix_hit_tokens
         assert (case.cache is Cache.PARTLY_EVICTED) == (before.pages_evicted > 0)
         assert computed < sum(len(message.prompt_ids) // 4 for message in crowd)
     return outputs

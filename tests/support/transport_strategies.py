@@ -13,6 +13,7 @@ from layered_llm.domain.limits import EngineLimits, RuntimeLimits
 from layered_llm.domain.messages import api_text, scheduler_runtime, supervision, text_scheduler
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt, Rendering, ToolCall
+from layered_llm.domain.metrics import Measured, Metric
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 
@@ -129,6 +130,7 @@ runtime_limits = st.builds(
 )
 roles = st.sampled_from(supervision.Role)
 named_numbers = st.lists(st.tuples(texts, ids), max_size=3).map(tuple)
+samples = st.lists(st.tuples(texts, st.floats(allow_nan=False)), max_size=3).map(tuple)
 abort_tallies = st.builds(supervision.AbortTally, peer=roles, index=ids, aborts=ids)
 state_reports = st.builds(
     supervision.StateReport,
@@ -139,7 +141,7 @@ state_reports = st.builds(
     open_requests=counts,
     maps=named_numbers,
     gauges=named_numbers,
-    samples=st.lists(st.tuples(texts, st.floats(allow_nan=False)), max_size=3).map(tuple),
+    metrics=st.lists(st.builds(Measured, st.builds(Metric, texts, texts, texts), samples), max_size=2).map(tuple),
     violations=st.lists(texts, max_size=2).map(tuple),
     aborts_sent=st.lists(abort_tallies, max_size=2).map(tuple),
     aborts_taken=st.lists(abort_tallies, max_size=2).map(tuple),

@@ -4,6 +4,7 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.supervision import EngineState
+from layered_llm.domain.metrics import samples_by_name
 from layered_llm.testing import open_inline_engine, run_deterministic
 from layered_llm.testing.playing import Target
 from layered_llm.testing.scenarios import all_scenarios
@@ -55,9 +56,7 @@ def played(target: Target) -> EngineState:
 def test_a_scenario_gets_where_its_name_says(name: str) -> None:
     state = played(TARGETS[name])
 
-    figures = [
-        value for report in state.reports for sample, value in report.samples if sample == f"layered_llm_{REACHED[name]}"
-    ]
+    figures = [samples_by_name(report.metrics).get(f"layered_llm_{REACHED[name]}", 0.0) for report in state.reports]
     assert 0 < sum(figures)
 
 

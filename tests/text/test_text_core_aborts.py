@@ -19,7 +19,7 @@ GONE = AbortReason.CLIENT_GONE
 def aborts(bench: CoreBench) -> tuple[int, int, int]:
     """(handled here, forwarded, late)"""
     statistics = bench.core.statistics()
-    return statistics.aborts_handled, statistics.aborts_forwarded, statistics.aborts_late
+    return statistics.counters.aborts_handled, statistics.counters.aborts_forwarded, statistics.counters.aborts_late
 
 
 def untold(choices: int = 1) -> RequestView:
@@ -212,7 +212,7 @@ def test_a_dead_api_ends_its_requests_and_hears_nothing() -> None:
     assert [(requests[name], AbortReason.PEER_DIED) for name in ("admitted", "queued", "running")] == ordered
     assert ((), before + 1) == (outgoing.to_api, len(bench.emitted))
     assert LENGTH == bench.views[requests["other"]].only.reason
-    assert 3 == bench.core.statistics().aborts_own
+    assert 3 == bench.core.statistics().counters.aborts_own
     bench.assert_quiescent()
 
 
@@ -229,14 +229,14 @@ def test_aborts_are_counted_by_their_sender_and_those_of_the_dead_apart() -> Non
     bench = CoreBench.of()
     for api in (API, API, OTHER_API):
         bench.abort(bench.begin(PROMPT, api=api).request)
-    assert 0 == bench.core.statistics().aborts_of_the_gone
+    assert 0 == bench.core.statistics().aborts_emitted["process_gone"]
 
     bench.core.api_gone(API, AbortReason.PEER_DIED)
     bench.abort(compose_request_id(API, 10**6))
 
     statistics = bench.core.statistics()
-    assert {API: 3, OTHER_API: 1} == dict(statistics.aborts_taken)
-    assert 3 == statistics.aborts_of_the_gone
+    assert {API: 3, OTHER_API: 1} == statistics.counters.aborts_taken
+    assert 3 == statistics.aborts_emitted["process_gone"]
 
 
 def test_api_processes_that_die_for_ever_take_no_more_memory_and_their_aborts_stay_counted() -> None:
@@ -248,7 +248,7 @@ def test_api_processes_that_die_for_ever_take_no_more_memory_and_their_aborts_st
         bench.take(bench.core.api_gone(api, AbortReason.PEER_DIED))
 
     statistics = bench.core.statistics()
-    assert (MOST_DEAD_APIS, deaths) == (len(statistics.aborts_taken), statistics.aborts_of_the_gone)
+    assert (MOST_DEAD_APIS, deaths) == (len(statistics.counters.aborts_taken), statistics.aborts_emitted["process_gone"])
     bench.assert_quiescent()
 
 

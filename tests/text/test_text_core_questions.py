@@ -146,7 +146,7 @@ def test_nothing_is_left_of_a_question_that_was_answered() -> None:
     core.answer(detokenize(-1))
 
     core.assert_quiescent()
-    assert 1 == core.core.statistics().questions_answered
+    assert 1 == core.core.statistics().counters.questions_answered
 
 
 def test_a_question_that_was_left_is_not_wanted_and_not_answered() -> None:
@@ -158,7 +158,7 @@ def test_a_question_that_was_left_is_not_wanted_and_not_answered() -> None:
 
     assert not core.core.is_wanted(answering.request)
     assert () == core.take(core.core.prepared(answering.request, answering.run())).to_api
-    assert 1 == core.core.statistics().aborts_handled
+    assert 1 == core.core.statistics().counters.aborts_handled
     core.assert_quiescent()
 
 
@@ -169,7 +169,7 @@ def test_an_abort_behind_the_answer_is_late() -> None:
 
     core.abort(answering.request)
 
-    assert 1 == core.core.statistics().aborts_late
+    assert 1 == core.core.statistics().counters.aborts_late
     core.assert_quiescent()
 
 

@@ -156,7 +156,7 @@ def test_every_request_ends_once_and_nothing_is_kept(family: str, seed: int) -> 
 
     bench.assert_quiescent()
     statistics = bench.core.statistics()
-    handled = statistics.aborts_handled + statistics.aborts_forwarded + statistics.aborts_late
+    handled = statistics.counters.aborts_handled + statistics.counters.aborts_forwarded + statistics.counters.aborts_late
     assert run.aborts_emitted == handled
     assert list(range(1, run.scheduler.steps + 1)) == run.scheduler.taken
     for request, view in bench.views.items():

@@ -365,12 +365,12 @@ def test_statistics_count_what_was_told() -> None:
     bench.finish((first, 0, STOP, 2), (second, 0, LENGTH, 1))
     statistics = bench.core.statistics()
     assert (2, 2, 2, 3, 1, 3) == (
-        statistics.requests_submitted,
-        statistics.requests_accepted,
-        statistics.prompt_tokens,
-        statistics.generation_tokens,
-        statistics.stop_strings_matched,
-        statistics.steps_taken,
+        statistics.counters.requests_submitted,
+        statistics.counters.requests_accepted,
+        statistics.counters.prompt_tokens,
+        statistics.counters.generation_tokens,
+        statistics.counters.stop_strings_matched,
+        statistics.counters.steps_taken,
     )
-    assert ((STOP, 1), (LENGTH, 1)) == statistics.finished
+    assert {STOP: 1, LENGTH: 1} == statistics.counters.finished
     assert API == first >> 32

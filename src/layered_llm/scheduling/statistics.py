@@ -1,6 +1,6 @@
 """Figures of the scheduler: what it counted since its start, and where it stands.
 
-Must not know: metric names, scraping.
+Must not know: scraping.
 """
 
 from collections import Counter
@@ -10,6 +10,7 @@ import attrs
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
+from layered_llm.domain.metrics import ABORTS_HANDLED, ABORTS_LATE, counter, gauge
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import TextWorker
@@ -22,20 +23,32 @@ class Counters:
 
     requests_accepted: int = 0
     choices_accepted: int = 0
-    aborts_handled: int = 0
-    aborts_late: int = 0
-    stops_handled: int = 0
-    stops_late: int = 0
-    queue_timeouts: int = 0
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    dropped_tokens: int = 0
-    preemptions: int = 0
-    prefix_lookup_tokens: int = 0
-    prefix_hit_tokens: int = 0
+    aborts_handled: int = counter(ABORTS_HANDLED)
+    aborts_late: int = counter(ABORTS_LATE)
+    """Aborts of requests that had ended or never were."""
+    stops_handled: int = counter("stops_handled_total", "Stop strings that ended a choice in the scheduler.")
+    stops_late: int = counter("stops_late_total", "Stop strings that found their choice already ended.")
+    queue_timeouts: int = counter("queue_timeouts_total", "Requests that were ended since nothing of them had started in time.")
+    steps: int = counter("steps_total", "Steps that the runtime executed.")
+    """Acknowledged ones."""
+    prefill_tokens: int = counter("prompt_tokens_computed_total", "Prompt tokens that were computed in steps.")
+    """Those of outputs, too, that were computed again after a preemption."""
+    decode_tokens: int = counter(
+        "generation_tokens_computed_total", "Output tokens that were computed in steps as their input."
+    )
+    """Surplus ones with them."""
+    dropped_tokens: int = counter("surplus_tokens_total", "Sampled tokens that were dropped, since their choice had ended.")
+    preemptions: int = counter("preemptions_total", "Running choices that were put back to be computed again.")
+    prefix_lookup_tokens: int = counter(
+        "prefix_cache_lookup_tokens_total", "Tokens of starting choices, looked up in the prefix index."
+    )
+    """Again after each preemption."""
+    prefix_hit_tokens: int = counter("prefix_cache_hit_tokens_total", "Tokens of starting choices, found in the prefix index.")
     finished: Counter[FinishReason] = attrs.field(factory=Counter)
-    refused: Counter[RejectReason] = attrs.field(factory=Counter)
+    """Choices that ended; their sum and the open choices are `choices_accepted`."""
+    refused: Counter[RejectReason] = counter(
+        "requests_refused_total", "Requests that the scheduler refused, by reason.", label="reason"
+    )
 
     def count_step(self, *, prefill_tokens: int, decode_tokens: int) -> None:
         self.steps += 1
@@ -51,52 +64,25 @@ class Counters:
 class SchedulerStatistics:
     """One moment of the scheduler."""
 
-    running_choices: int
-    waiting_choices: int
+    running_choices: int = gauge("running", "requests_running", "Choices that hold a slot.")
+    waiting_choices: int = gauge("waiting", "requests_waiting", "Choices that wait for their first step.")
+    pages_total: int = gauge("pages_total", "kv_pages_total", "Pages of the KV cache.")
+    pages_free: int = gauge("pages_free", "kv_pages_free", "Pages that hold nothing.")
+    pages_cached: int = gauge("pages_cached", "kv_pages_cached", "Pages that only the prefix index holds; they can be evicted.")
+    pages_used: int = gauge("pages_used", "kv_pages_used", "Pages that requests hold.")
+    """Or that a step in flight still names."""
+    pages_quarantined: int = gauge("pages_quarantined")
+    """Nobody's, but a step in flight still names them. Free, cached, used and quarantined pages are all pages."""
+    pages_reserved: int = gauge("pages_reserved")
+    """Pages that choices were started for and have not taken yet."""
+    steps_in_flight: int = gauge("steps_in_flight")
+
     waiting_requests: int
     open_requests: int
-    steps_in_flight: int
-
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    """Held by the prefix tree alone: they can be evicted at once."""
-    pages_used: int
-    """Held by choices that run, or that a step in flight still names."""
-    pages_quarantined: int
-    """Nobody's, but a step in flight still names them. Free, cached, used and quarantined pages are all pages."""
-    pages_reserved: int
-    """Pages that choices were started for and have not taken yet."""
-
-    requests_accepted: int
-    choices_accepted: int
-    aborts_handled: int
-    aborts_late: int
-    """Aborts of requests that had ended or never were."""
+    counters: Counters
+    pages_evicted: int = counter("kv_pages_evicted_total", "Pages of the prefix index that were given to somebody else.")
     aborts_taken: tuple[tuple[TextId, int], ...]
-    """Both together, by the text worker that they came from."""
-    stops_handled: int
-    stops_late: int
-    queue_timeouts: int
-    """Requests that were ended since nothing of them had started in time."""
-    steps: int
-    """Acknowledged ones."""
-    prefill_tokens: int
-    """Tokens of prompts that acknowledged steps computed, and of outputs that were computed again after a preemption."""
-    decode_tokens: int
-    """Output tokens that acknowledged steps computed, surplus ones with them."""
-    dropped_tokens: int
-    """Sampled for a choice that had ended meanwhile, and never shown."""
-    preemptions: int
-    prefix_lookup_tokens: int
-    """Tokens of all choices that started, again after each preemption."""
-    prefix_hit_tokens: int
-    """The part of them that was found in the prefix tree."""
-    pages_evicted: int
-    finished: tuple[tuple[FinishReason, int], ...]
-    """Choices that ended, by reason; their sum and the open choices are `choices_accepted`."""
-    refused: tuple[tuple[RejectReason, int], ...]
-    """Requests not taken, by reason."""
+    """Late and handled ones, by the text worker that they came from."""
     maps: tuple[tuple[str, int], ...]
     """Name and size of every map that has entries for requests: all 0 when no request is open and no step in flight."""
 
@@ -126,42 +112,21 @@ def summarize(
         pages_used=pages.total - pages.available - pages.quarantined,
         pages_quarantined=pages.quarantined,
         pages_reserved=running.pages_promised,
-        requests_accepted=counters.requests_accepted,
-        choices_accepted=counters.choices_accepted,
-        aborts_handled=counters.aborts_handled,
-        aborts_late=counters.aborts_late,
-        aborts_taken=tuple((worker.worker, worker.aborts_taken) for worker in workers),
-        stops_handled=counters.stops_handled,
-        stops_late=counters.stops_late,
-        queue_timeouts=counters.queue_timeouts,
-        steps=counters.steps,
-        prefill_tokens=counters.prefill_tokens,
-        decode_tokens=counters.decode_tokens,
-        dropped_tokens=counters.dropped_tokens,
-        preemptions=counters.preemptions,
-        prefix_lookup_tokens=counters.prefix_lookup_tokens,
-        prefix_hit_tokens=counters.prefix_hit_tokens,
+        counters=attrs.evolve(counters, finished=counters.finished.copy(), refused=counters.refused.copy()),
         pages_evicted=pages.evicted,
-        finished=tuple(sorted(counters.finished.items())),
-        refused=tuple(sorted(counters.refused.items())),
+        aborts_taken=tuple((worker.worker, worker.aborts_taken) for worker in workers),
         maps=(
             ("requests", open_requests),
             ("tenants", tenants),
             ("queue_deadlines", deadlines),
             ("aborts_to_release", releases),
-            *_map_sizes(waiting, running, steps_in_flight),
+            ("waiting", waiting.choice_count),
+            ("waiting_by_request", waiting.request_count),
+            ("waiting_by_tenant", waiting.tenant_count),
+            ("prefilling", len(running.prefilling)),
+            ("decoding", len(running.decoding)),
+            ("slots_to_retire", running.slots_to_retire),
+            ("slots_with_replaced_pages", running.slots_with_replaced_pages),
+            ("steps_in_flight", steps_in_flight),
         ),
-    )
-
-
-def _map_sizes(waiting: WaitingQueue, running: RunningChoices, steps_in_flight: int) -> tuple[tuple[str, int], ...]:
-    return (
-        ("waiting", waiting.choice_count),
-        ("waiting_by_request", waiting.request_count),
-        ("waiting_by_tenant", waiting.tenant_count),
-        ("prefilling", len(running.prefilling)),
-        ("decoding", len(running.decoding)),
-        ("slots_to_retire", running.slots_to_retire),
-        ("slots_with_replaced_pages", running.slots_with_replaced_pages),
-        ("steps_in_flight", steps_in_flight),
     )

@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.metrics import metrics_of
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.api_keys import read_admin_keys, read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
@@ -99,7 +100,7 @@ def build_api(settings: Settings, ahead: SupervisorAhead | None = None) -> Api:
         pid=os.getpid(),
         max_open_requests=settings.max_open_requests,
         randbelow=secrets.randbelow,
-        more_samples=refusals.samples,
+        more_metrics=partial(metrics_of, refusals),
     )
     drain, listening = Drain(settings.drain_timeout_s), Listening()
     lines = LineWriter()

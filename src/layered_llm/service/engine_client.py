@@ -46,12 +46,12 @@ from layered_llm.domain.messages.supervision import (
     StateQuery,
     StateReport,
 )
+from layered_llm.domain.metrics import ABORTS_LOST, Measured
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import EndedRequest, EndedRequests, is_meant
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
-from layered_llm.service.reports import Samples
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import EngineLost
@@ -81,7 +81,7 @@ class EngineClient:
         pid: int,
         max_open_requests: int,
         randbelow: Callable[[int], int],
-        more_samples: Callable[[], Samples] = tuple,
+        more_metrics: Callable[[], tuple[Measured, ...]] = tuple,
     ) -> Self:
         """A client whose id, and whose seeds for requests that name none, come from `randbelow`."""
         return cls(
@@ -89,7 +89,7 @@ class EngineClient:
             pid=pid,
             max_open_requests=max_open_requests,
             draw_seed=partial(randbelow, SEED_LIMIT),
-            more_samples=more_samples,
+            more_metrics=more_metrics,
         )
 
     def __init__(
@@ -99,10 +99,10 @@ class EngineClient:
         pid: int,
         max_open_requests: int,
         draw_seed: Callable[[], int],
-        more_samples: Callable[[], Samples] = tuple,
+        more_metrics: Callable[[], tuple[Measured, ...]] = tuple,
     ) -> None:
-        """`more_samples` are what else is counted in this process."""
-        self._more_samples = more_samples
+        """`more_metrics` are what else is counted in this process."""
+        self._more_metrics = more_metrics
         self._api = api
         self._pid = pid
         self._max_open_requests = max_open_requests
@@ -269,10 +269,10 @@ class EngineClient:
                 ("streams", len(self._streams)),
                 ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
             ),
-            samples=(
-                *self._requests.samples(),
-                ("layered_llm_aborts_lost_total", float(self._aborts_lost)),
-                *self._more_samples(),
+            metrics=(
+                *self._requests.metrics(),
+                Measured.of(ABORTS_LOST, self._aborts_lost),
+                *self._more_metrics(),
             ),
             aborts_sent=tuple(AbortTally(peer=Role.TEXT, index=text.text, aborts=text.aborts_sent) for text in self._texts),
         )

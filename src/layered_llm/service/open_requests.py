@@ -18,6 +18,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextAnswer, TextEmitted
+from layered_llm.domain.metrics import ABORTS_EMITTED, Measured, counter, metrics_of
 from layered_llm.domain.stream import (
     Backlog,
     ChoiceDelta,
@@ -194,14 +195,19 @@ class OpenRequests:
     """The table of records, and the counters of everything that left it."""
 
     _records: dict[RequestId, RequestRecord] = attrs.field(factory=dict)
-    _accepted: int = 0
-    _rejected: int = 0
-    _lost: int = 0
-    _late: int = 0
-    _ended: int = 0
-    _failed: int = 0
-    _finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
-    _aborts: dict[AbortReason, int] = attrs.field(factory=lambda: dict.fromkeys(AbortReason, 0))
+    _accepted: int = counter("requests_accepted_total", "Requests that were queued.")
+    _rejected: int = counter("requests_rejected_total", "Requests that were refused.")
+    _lost: int = counter("requests_lost_total", "Requests whose engine process died.")
+    _late: int = counter("late_rows_total", "Rows of output that came for a request that was over.")
+    _ended: int = counter("requests_ended_total", "Accepted requests that the engine ended, whatever their finish reasons.")
+    _failed: int = counter("requests_failed_total", "Requests that ended with an error of the engine.")
+    _finished: dict[FinishReason, int] = counter(
+        "choices_finished_total",
+        "Choices that ended, by finish reason.",
+        label="reason",
+        factory=lambda: {reason: 0 for reason in FinishReason if reason is not FinishReason.RUNNING},
+    )
+    _aborts: dict[AbortReason, int] = counter(ABORTS_EMITTED, label="reason", factory=lambda: dict.fromkeys(AbortReason, 0))
     _figures: RequestFigures = attrs.field(factory=RequestFigures)
 
     def __len__(self) -> int:
@@ -311,25 +317,8 @@ class OpenRequests:
         self._lost += len(lost)
         return lost
 
-    def samples(self) -> tuple[tuple[str, float], ...]:
-        """Counters and histograms under their Prometheus names."""
-        aborts = ((f'layered_llm_aborts_emitted_total{{reason="{r.name.lower()}"}}', float(n)) for r, n in self._aborts.items())
-        finishes = (
-            (f'layered_llm_choices_finished_total{{reason="{r.name.lower()}"}}', float(n))
-            for r, n in self._finished.items()
-            if r is not FinishReason.RUNNING
-        )
-        return (
-            *aborts,
-            *finishes,
-            ("layered_llm_requests_accepted_total", float(self._accepted)),
-            ("layered_llm_requests_rejected_total", float(self._rejected)),
-            ("layered_llm_requests_ended_total", float(self._ended)),
-            ("layered_llm_requests_failed_total", float(self._failed)),
-            ("layered_llm_requests_lost_total", float(self._lost)),
-            ("layered_llm_late_rows_total", float(self._late)),
-            *self._figures.samples(),
-        )
+    def metrics(self) -> tuple[Measured, ...]:
+        return (*metrics_of(self), *metrics_of(self._figures))
 
     def _count_end(self, reason: FinishReason) -> None:
         self._finished[reason] += 1

@@ -9,9 +9,13 @@ from typing import Final
 
 import attrs
 
+from layered_llm.domain.metrics import LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Histogram, counter, histogram
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded
-from layered_llm.service.histogram import INTER_TOKEN_BUCKETS_S, LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
+INTER_TOKEN_BUCKETS_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 TOKEN_BUCKETS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 CHOICE_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 
@@ -49,20 +53,36 @@ class RequestTimes:
 
 @attrs.define(eq=False)
 class RequestFigures:
-    """Histograms and sums since the start of the process."""
+    """Since the start of the process."""
 
-    _tokens_emitted: int = attrs.field(init=False, default=0)
-    _tokens_cached: int = attrs.field(init=False, default=0)
-    _ttft: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
-    _inter_token: Histogram = attrs.field(init=False, factory=lambda: Histogram(INTER_TOKEN_BUCKETS_S))
-    _mean_gap: Histogram = attrs.field(init=False, factory=lambda: Histogram(INTER_TOKEN_BUCKETS_S))
-    _latency: Histogram = attrs.field(init=False, factory=lambda: Histogram(LATENCY_BUCKETS_S))
-    _decode: Histogram = attrs.field(init=False, factory=lambda: Histogram(LATENCY_BUCKETS_S))
-    _prompt_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(TOKEN_BUCKETS))
-    _output_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(TOKEN_BUCKETS))
-    _longest_choice: Histogram = attrs.field(init=False, factory=lambda: Histogram(TOKEN_BUCKETS))
-    _max_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(TOKEN_BUCKETS))
-    _choices: Histogram = attrs.field(init=False, factory=lambda: Histogram(CHOICE_BUCKETS))
+    _tokens_emitted: int = counter("generation_tokens_emitted_total", "Output tokens that came to API processes.")
+    _tokens_cached: int = counter(
+        "prompt_tokens_cached_total", "Prompt tokens of ended requests that were found in the prefix index."
+    )
+    _ttft: Histogram = histogram(
+        "time_to_first_token_seconds", "From the submit of a request to its first token.", TTFT_BUCKETS_S
+    )
+    _inter_token: Histogram = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", INTER_TOKEN_BUCKETS_S)
+    _mean_gap: Histogram = histogram(
+        "request_time_per_output_token_seconds",
+        "Between the tokens of an ended request, on average.",
+        INTER_TOKEN_BUCKETS_S,
+    )
+    _latency: Histogram = histogram(
+        "e2e_request_latency_seconds", "From the submit of a request to its end.", LATENCY_BUCKETS_S
+    )
+    _decode: Histogram = histogram(
+        "request_decode_time_seconds", "From the first token of an ended request to its last.", LATENCY_BUCKETS_S
+    )
+    _prompt_tokens: Histogram = histogram("request_prompt_tokens", "Prompt tokens of an ended request.", TOKEN_BUCKETS)
+    _output_tokens: Histogram = histogram("request_generation_tokens", "Output tokens of an ended request.", TOKEN_BUCKETS)
+    _longest_choice: Histogram = histogram(
+        "request_max_generation_tokens", "Output tokens of the longest choice of an ended request.", TOKEN_BUCKETS
+    )
+    _max_tokens: Histogram = histogram(
+        "request_params_max_tokens", "The max_tokens of an ended request that named it.", TOKEN_BUCKETS
+    )
+    _choices: Histogram = histogram("request_params_n", "Choices that an ended request asked for.", CHOICE_BUCKETS)
 
     def observe(self, times: RequestTimes, delta: ChoiceDelta, now_s: float) -> None:
         """A delta came."""
@@ -91,20 +111,3 @@ class RequestFigures:
             decode_s = times.last_token_s - times.first_token_s
             self._decode.observe(decode_s)
             self._mean_gap.observe(decode_s / max(times.longest_choice_tokens - 1, 1))
-
-    def samples(self) -> tuple[tuple[str, float], ...]:
-        """Prometheus samples."""
-        return (
-            ("layered_llm_generation_tokens_emitted_total", float(self._tokens_emitted)),
-            ("layered_llm_prompt_tokens_cached_total", float(self._tokens_cached)),
-            *self._ttft.samples("layered_llm_time_to_first_token_seconds"),
-            *self._inter_token.samples("layered_llm_inter_token_latency_seconds"),
-            *self._mean_gap.samples("layered_llm_request_time_per_output_token_seconds"),
-            *self._latency.samples("layered_llm_e2e_request_latency_seconds"),
-            *self._decode.samples("layered_llm_request_decode_time_seconds"),
-            *self._prompt_tokens.samples("layered_llm_request_prompt_tokens"),
-            *self._output_tokens.samples("layered_llm_request_generation_tokens"),
-            *self._longest_choice.samples("layered_llm_request_max_generation_tokens"),
-            *self._max_tokens.samples("layered_llm_request_params_max_tokens"),
-            *self._choices.samples("layered_llm_request_params_n"),
-        )

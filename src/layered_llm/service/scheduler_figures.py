@@ -7,8 +7,15 @@ from typing import Final
 
 import attrs
 
+from layered_llm.domain.metrics import (
+    LATENCY_BUCKETS_S,
+    MESSAGES_DROPPED,
+    TTFT_BUCKETS_S,
+    Histogram,
+    counter,
+    histogram,
+)
 from layered_llm.scheduling.releases import AbortRelease
-from layered_llm.service.histogram import LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 
@@ -25,20 +32,42 @@ RELEASE_STEP_BUCKETS: Final = (0.0, 1.0, 2.0)
 
 @attrs.define(eq=False)
 class SchedulerFigures:
-    """Histograms since the start of the scheduler."""
+    """Since the start of the scheduler."""
 
     _max_step_tokens: int
-    messages_dropped: int = attrs.field(init=False, default=0)
+    messages_dropped: int = counter(MESSAGES_DROPPED)
     """On the socket for text workers, from others."""
-    _queue_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
-    _prefill_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(TTFT_BUCKETS_S))
-    _step_fill: Histogram = attrs.field(init=False, factory=lambda: Histogram(FILL_BUCKETS))
-    _step_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
-    _new_tokens: Histogram = attrs.field(init=False, factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
-    _inference_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(LATENCY_BUCKETS_S))
-    _preemptions: Histogram = attrs.field(init=False, factory=lambda: Histogram(PREEMPTION_BUCKETS))
-    _release_time: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_BUCKETS_S))
-    _release_steps: Histogram = attrs.field(init=False, factory=lambda: Histogram(RELEASE_STEP_BUCKETS))
+    _queue_time: Histogram = histogram(
+        "queue_time_seconds", "From the queueing of a request to the first step that computes some of it.", TTFT_BUCKETS_S
+    )
+    _prefill_time: Histogram = histogram(
+        "request_prefill_time_seconds",
+        "From the first step that computes some of a request to its first token.",
+        TTFT_BUCKETS_S,
+    )
+    _step_fill: Histogram = histogram(
+        "step_fill_ratio", "Tokens that a step computes, as a part of the most that it may.", FILL_BUCKETS
+    )
+    _step_tokens: Histogram = histogram("step_tokens", "Tokens that a step computes.", STEP_TOKEN_BUCKETS)
+    _new_tokens: Histogram = histogram(
+        "step_new_tokens", "Tokens that a step is the first to compute, of prompts, or to sample.", STEP_TOKEN_BUCKETS
+    )
+    _inference_time: Histogram = histogram(
+        "request_inference_time_seconds",
+        "From the first step that computes some of a request to its end.",
+        LATENCY_BUCKETS_S,
+    )
+    _preemptions: Histogram = histogram(
+        "request_preemptions", "How often choices of a request that ended were put back.", PREEMPTION_BUCKETS
+    )
+    _release_time: Histogram = histogram(
+        "abort_release_seconds",
+        "From an abort in the scheduler until its request's pages are all back.",
+        RELEASE_BUCKETS_S,
+    )
+    _release_steps: Histogram = histogram(
+        "abort_release_steps", "Steps in flight that these pages had to wait for.", RELEASE_STEP_BUCKETS
+    )
 
     def planned(self, *, tokens: int, waited_us: tuple[int, ...]) -> None:
         """A step was sent, the first one for requests that waited this long."""
@@ -68,18 +97,3 @@ class SchedulerFigures:
         """All pages of an aborted request are back."""
         self._release_time.observe((now_us - release.aborted_us) / 1e6)
         self._release_steps.observe(release.steps)
-
-    def samples(self) -> tuple[tuple[str, float], ...]:
-        """Prometheus samples."""
-        return (
-            ("layered_llm_messages_dropped_total", float(self.messages_dropped)),
-            *self._queue_time.samples("layered_llm_queue_time_seconds"),
-            *self._prefill_time.samples("layered_llm_request_prefill_time_seconds"),
-            *self._step_fill.samples("layered_llm_step_fill_ratio"),
-            *self._step_tokens.samples("layered_llm_step_tokens"),
-            *self._new_tokens.samples("layered_llm_step_new_tokens"),
-            *self._inference_time.samples("layered_llm_request_inference_time_seconds"),
-            *self._preemptions.samples("layered_llm_request_preemptions"),
-            *self._release_time.samples("layered_llm_abort_release_seconds"),
-            *self._release_steps.samples("layered_llm_abort_release_steps"),
-        )

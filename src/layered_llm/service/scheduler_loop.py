@@ -135,7 +135,7 @@ class SchedulerLoop:
         self._to_supervisor.emit(self._own_report(core, query))
 
     def _own_report(self, core: Scheduler, query: int) -> StateReport:
-        return scheduler_report(core.statistics(), self._figures.samples(), core.check(), query=query, pid=self._pid)
+        return scheduler_report(core.statistics(), self._figures, core.check(), query=query, pid=self._pid)
 
     async def _serve_texts(self, core: Scheduler) -> None:
         while True:

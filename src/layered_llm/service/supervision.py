@@ -37,6 +37,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
     SupervisorToEngine,
 )
+from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
 from layered_llm.service.abort_routing import AbortRouting, Answer, Order
 from layered_llm.service.settings_fields import printable
 from layered_llm.transport.ports import Garbled
@@ -285,7 +286,7 @@ class Supervision:
             pid=self._pid,
             open_requests=0,
             maps=(),
-            samples=(("layered_llm_messages_dropped_total", float(self._dropped)),),
+            metrics=(Measured.of(MESSAGES_DROPPED, self._dropped),),
         )
 
     def _forget_api(self, peer: str) -> tuple[Outgoing, ...]:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from layered_llm.domain.messages.supervision import EngineState, Role
+from layered_llm.domain.metrics import ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST, Metric
 from layered_llm.transport.http.debug_state import is_quiescent
 
-_EMITTED: Final = "layered_llm_aborts_emitted_total"
-_HANDLED: Final = "layered_llm_aborts_handled_total"
-_LATE: Final = "layered_llm_aborts_late_total"
-_LOST: Final = "layered_llm_aborts_lost_total"
+_COMPARED: Final = (ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST)
 
 
 def broken_promises(state: EngineState) -> tuple[str, ...]:
@@ -31,13 +29,14 @@ def _broken(state: EngineState) -> Iterator[str]:
         yield from (f"C7: {name}: {size} entries are left in {table}" for table, size in report.maps if size)
     if not is_quiescent(state):
         yield f"C7: not quiescent: {_scheduler_gauges(state)}"
-    emitted, handled, late, lost = (_total(state, counter) for counter in (_EMITTED, _HANDLED, _LATE, _LOST))
+    emitted, handled, late, lost = (_total(state, counter) for counter in _COMPARED)
     if emitted != handled + late + lost:
         yield f"C3: {emitted:g} aborts were emitted, {handled:g} handled, {late:g} late, {lost:g} lost"
 
 
-def _total(state: EngineState, counter: str) -> float:
-    return sum(value for report in state.reports for name, value in report.samples if name.partition("{")[0] == counter)
+def _total(state: EngineState, counter: Metric) -> float:
+    measured = (each for report in state.reports for each in report.metrics if each.metric == counter)
+    return sum(value for each in measured for _, value in each.samples)
 
 
 def _scheduler_gauges(state: EngineState) -> dict[str, int]:

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
+from layered_llm.domain.metrics import metrics_of, samples_by_name
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
 from layered_llm.transport.http.listening import Listening, is_loopback_address
@@ -245,4 +246,4 @@ async def test_what_is_refused_is_counted_by_its_reason() -> None:
         "host_not_allowed": 0,
         "origin_not_allowed": 1,
         "unsupported_media_type": 1,
-    } == {name.split('"')[1]: count for name, count in refusals.samples()}
+    } == {name.split('"')[1]: count for name, count in samples_by_name(metrics_of(refusals)).items()}

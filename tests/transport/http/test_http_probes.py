@@ -2,12 +2,20 @@ import attrs
 import pytest
 
 from layered_llm.domain.messages.supervision import AbortTally, EnginePhase, EngineState, Role, StateReport
+from layered_llm.domain.metrics import ABORTS_EMITTED, Measured, Metric
 from layered_llm.transport.http.engine_port import EngineLost
 from support.exposition import read_exposition
 from support.http_client import SETTINGS, application, get, post
 from support.http_engine import READY, FakeEngine
 
 PAGES = {"pages_total": 64, "pages_free": 60, "pages_cached": 4, "pages_used": 0}
+GAUGES = {
+    "running": "requests_running",
+    "waiting": "requests_waiting",
+    "pages_used": "kv_pages_used",
+    "pages_total": "kv_pages_total",
+}
+ABORTS = (Measured.of(ABORTS_EMITTED, 2.0),)
 
 
 def report(role: Role, index: int = 0, **fields: object) -> StateReport:
@@ -16,7 +24,9 @@ def report(role: Role, index: int = 0, **fields: object) -> StateReport:
 
 
 def scheduler(running: int = 0, waiting: int = 0, **gauges: int) -> StateReport:
-    return report(Role.SCHEDULER, gauges=tuple({"running": running, "waiting": waiting, **PAGES, **gauges}.items()))
+    named = {"running": running, "waiting": waiting, **PAGES, **gauges}
+    metrics = tuple(Measured.of(Metric(name, "gauge", "Now."), named[gauge]) for gauge, name in GAUGES.items())
+    return report(Role.SCHEDULER, gauges=tuple(named.items()), metrics=metrics)
 
 
 def state(*reports: StateReport, silent: tuple[str, ...] = ()) -> EngineState:
@@ -131,9 +141,7 @@ async def test_the_schedulers_gauges_are_told() -> None:
 
 
 async def test_counters_are_summed_over_processes() -> None:
-    samples = (("layered_llm_aborts_emitted_total", 2.0),)
-
-    lines = await metrics_lines(state(report(Role.API, samples=samples), report(Role.API, 1, samples=samples)))
+    lines = await metrics_lines(state(report(Role.API, metrics=ABORTS), report(Role.API, 1, metrics=ABORTS)))
 
     assert "layered_llm_aborts_emitted_total 4" in lines
     assert "# TYPE layered_llm_aborts_emitted_total counter" in lines
@@ -141,15 +149,17 @@ async def test_counters_are_summed_over_processes() -> None:
 
 async def test_a_histogram_is_one_family_with_its_buckets_in_order() -> None:
     name = "layered_llm_time_to_first_token_seconds"
+    metric = Metric("time_to_first_token_seconds", "histogram", "Time.")
     samples = (
-        (f"{name}_sum", 1.5),
-        (f'{name}_bucket{{le="+Inf"}}', 3.0),
-        (f'{name}_bucket{{le="10"}}', 2.0),
-        (f'{name}_bucket{{le="2.5"}}', 1.0),
-        (f"{name}_count", 3.0),
+        ('_bucket{le="2.5"}', 1.0),
+        ('_bucket{le="10"}', 2.0),
+        ('_bucket{le="+Inf"}', 3.0),
+        ("_count", 3.0),
+        ("_sum", 1.5),
     )
+    metrics = (Measured(metric, samples),)
 
-    lines = await metrics_lines(state(report(Role.API, samples=samples), report(Role.API, 1, samples=samples)))
+    lines = await metrics_lines(state(report(Role.API, metrics=metrics), report(Role.API, 1, metrics=metrics)))
 
     at = lines.index(f"# TYPE {name} histogram")
     assert lines[at - 1].startswith(f"# HELP {name} ")
@@ -164,9 +174,11 @@ async def test_a_histogram_is_one_family_with_its_buckets_in_order() -> None:
 
 async def test_each_family_is_introduced_once_however_many_labels_it_has() -> None:
     name = "layered_llm_choices_finished_total"
-    samples = tuple((f'{name}{{finished_reason="{reason}"}}', 1.0) for reason in ("stop", "length"))
+    samples = tuple((f'{{reason="{reason}"}}', 1.0) for reason in ("stop", "length"))
+    finished = Measured(Metric("choices_finished_total", "counter", "Choices that ended."), samples)
+    new = Measured.of(Metric("new_things_total", "counter", "New things."), 1.0)
 
-    lines = await metrics_lines(state(report(Role.API, samples=(*samples, ("layered_llm_new_things_total", 1.0)))))
+    lines = await metrics_lines(state(report(Role.API, metrics=(finished, new)), report(Role.API, 1, metrics=(finished,))))
 
     assert len([line for line in lines if line.startswith(f"# TYPE {name} ")]) == 1
     assert "# TYPE layered_llm_new_things_total counter" in lines
@@ -176,8 +188,7 @@ async def test_each_family_is_introduced_once_however_many_labels_it_has() -> No
 
 
 async def test_sums_are_left_out_while_a_process_does_not_answer() -> None:
-    samples = (("layered_llm_aborts_emitted_total", 2.0),)
-    reports = (report(Role.API, samples=samples), scheduler(running=3))
+    reports = (report(Role.API, metrics=ABORTS), scheduler(running=3))
 
     whole, partial = await metrics_lines(state(*reports)), await metrics_lines(state(*reports, silent=("api-2",)))
 
@@ -188,8 +199,8 @@ async def test_sums_are_left_out_while_a_process_does_not_answer() -> None:
 
 async def test_a_models_name_in_a_label_is_escaped() -> None:
     settings = attrs.evolve(SETTINGS, served_model_names=('C:\\models\n"best"',), has_vllm_metrics=True)
-    samples = (("layered_llm_prompt_tokens_total", 2.0),)
-    engine = FakeEngine(reported=state(report(Role.API, samples=samples), scheduler(running=3)))
+    metrics = (Measured.of(Metric("prompt_tokens_total", "counter", "Tokens."), 2.0),)
+    engine = FakeEngine(reported=state(report(Role.API, metrics=metrics), scheduler(running=3)))
 
     families = read_exposition((await get(application(engine, settings=settings), "/metrics")).body.decode())
 

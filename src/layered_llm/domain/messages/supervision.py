@@ -13,6 +13,7 @@ import attrs
 
 from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.metrics import Measured
 
 PID_LIMIT: Final = 1 << 31
 
@@ -151,8 +152,8 @@ class StateReport:
     """Name and size of every per-request map in the process: all 0 when no request is open."""
     gauges: tuple[tuple[str, int], ...] = ()
     """Figures of the moment (running, pages_free, …)."""
-    samples: tuple[tuple[str, float], ...] = ()
-    """Monotonic counters and histogram buckets by metric name, so that the sum over processes is right."""
+    metrics: tuple[Measured, ...] = ()
+    """What only grows, so that the sum over processes is right, and gauges that one process alone has."""
     violations: tuple[str, ...] = ()
     """What the process's own `check()` found broken."""
     aborts_sent: tuple[AbortTally, ...] = ()

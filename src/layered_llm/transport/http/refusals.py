@@ -7,6 +7,7 @@ from typing import Final
 
 import attrs
 
+from layered_llm.domain.metrics import counter
 from layered_llm.transport.http.api_error import ApiError
 
 REASONS: Final = (
@@ -23,14 +24,13 @@ REASONS: Final = (
 class Refusals:
     """Counters since the start of the process."""
 
-    _counts: dict[str, int] = attrs.field(init=False, factory=lambda: dict.fromkeys(REASONS, 0))
+    _counts: dict[str, int] = counter(
+        "http_requests_refused_total",
+        "Requests that were refused for their key, their Host or their Origin, by the code of the error.",
+        label="reason",
+        factory=lambda: dict.fromkeys(REASONS, 0),
+    )
 
     def count(self, error: ApiError) -> None:
         """Raises KeyError for an error that is none of these."""
         self._counts[error.code or ""] += 1
-
-    def samples(self) -> tuple[tuple[str, float], ...]:
-        """By their names in Prometheus."""
-        return tuple(
-            (f'layered_llm_http_requests_refused_total{{reason="{code}"}}', float(n)) for code, n in self._counts.items()
-        )

@@ -6,13 +6,12 @@ Source of the names, labels and meanings: vLLM's metrics of the V1 engine, as it
 it has given up are kept, since older dashboards ask for them: `gpu_cache_usage_perc` and `time_per_output_token_seconds`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import attrs
+from layered_llm.domain.metrics import Measured, Samples
 
 PREFIX: Final = "vllm:"
-_OURS: Final = "layered_llm_"
 _ENGINE: Final = "0"
 _FINISHED: Final[Mapping[str, str]] = {"tool_calls": "stop"}
 """Finish reasons that vLLM does not tell apart."""
@@ -27,64 +26,59 @@ _CACHE_FACTS: Final[Mapping[str, str]] = {
 """vLLM's names of what it tells of the cache, and our settings."""
 
 
-@attrs.frozen
-class _Source:
-    kind: str
-    ours: str
-    """Name without prefix."""
-    text: str
-
-
-_SOURCES: Final[Mapping[str, _Source]] = {
-    "prompt_tokens_total": _Source("counter", "prompt_tokens_total", "Prefill tokens of accepted requests."),
-    "generation_tokens_total": _Source("counter", "generation_tokens_emitted_total", "Generation tokens."),
-    "prompt_tokens_cached_total": _Source("counter", "prompt_tokens_cached_total", "Prompt tokens found in the cache."),
-    "prefix_cache_queries_total": _Source("counter", "prefix_cache_lookup_tokens_total", "Tokens looked up in the cache."),
-    "prefix_cache_hits_total": _Source("counter", "prefix_cache_hit_tokens_total", "Tokens found in the cache."),
-    "num_preemptions_total": _Source("counter", "preemptions_total", "Preemptions by the scheduler."),
-    "request_success_total": _Source("counter", "choices_finished_total", "Ended choices by finish reason."),
-    "time_to_first_token_seconds": _Source("histogram", "time_to_first_token_seconds", "Time to first token."),
-    "inter_token_latency_seconds": _Source("histogram", "inter_token_latency_seconds", "Time between tokens."),
-    "time_per_output_token_seconds": _Source("histogram", "inter_token_latency_seconds", "The same, by its old name."),
-    "request_time_per_output_token_seconds": _Source(
-        "histogram", "request_time_per_output_token_seconds", "Mean time between the tokens of a request."
+_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "prompt_tokens_total": ("prompt_tokens_total", "Prefill tokens of accepted requests."),
+    "generation_tokens_total": ("generation_tokens_emitted_total", "Generation tokens."),
+    "prompt_tokens_cached_total": ("prompt_tokens_cached_total", "Prompt tokens found in the cache."),
+    "prefix_cache_queries_total": ("prefix_cache_lookup_tokens_total", "Tokens looked up in the cache."),
+    "prefix_cache_hits_total": ("prefix_cache_hit_tokens_total", "Tokens found in the cache."),
+    "num_preemptions_total": ("preemptions_total", "Preemptions by the scheduler."),
+    "request_success_total": ("choices_finished_total", "Ended choices by finish reason."),
+    "time_to_first_token_seconds": ("time_to_first_token_seconds", "Time to first token."),
+    "inter_token_latency_seconds": ("inter_token_latency_seconds", "Time between tokens."),
+    "time_per_output_token_seconds": ("inter_token_latency_seconds", "The same, by its old name."),
+    "request_time_per_output_token_seconds": (
+        "request_time_per_output_token_seconds",
+        "Mean time between the tokens of a request.",
     ),
-    "e2e_request_latency_seconds": _Source("histogram", "e2e_request_latency_seconds", "Time from a request to its end."),
-    "request_queue_time_seconds": _Source("histogram", "queue_time_seconds", "Time in the queue."),
-    "request_prefill_time_seconds": _Source("histogram", "request_prefill_time_seconds", "Time from start to first token."),
-    "request_decode_time_seconds": _Source("histogram", "request_decode_time_seconds", "Time from first to last token."),
-    "request_prompt_tokens": _Source("histogram", "request_prompt_tokens", "Prompt tokens of ended requests."),
-    "request_generation_tokens": _Source("histogram", "request_generation_tokens", "Output tokens of ended requests."),
-    "request_max_num_generation_tokens": _Source(
-        "histogram", "request_max_generation_tokens", "Output tokens of the longest choice of ended requests."
+    "e2e_request_latency_seconds": ("e2e_request_latency_seconds", "Time from a request to its end."),
+    "request_queue_time_seconds": ("queue_time_seconds", "Time in the queue."),
+    "request_prefill_time_seconds": ("request_prefill_time_seconds", "Time from start to first token."),
+    "request_decode_time_seconds": ("request_decode_time_seconds", "Time from first to last token."),
+    "request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of ended requests."),
+    "request_generation_tokens": ("request_generation_tokens", "Output tokens of ended requests."),
+    "request_max_num_generation_tokens": (
+        "request_max_generation_tokens",
+        "Output tokens of the longest choice of ended requests.",
     ),
-    "request_params_n": _Source("histogram", "request_params_n", "The n of requests."),
-    "request_params_max_tokens": _Source("histogram", "request_params_max_tokens", "The max_tokens of requests."),
-    "request_inference_time_seconds": _Source("histogram", "request_inference_time_seconds", "Time from start to end."),
-    "request_num_preemptions": _Source("histogram", "request_preemptions", "Preemptions of ended requests."),
-    "iteration_tokens_total": _Source(
-        "histogram", "step_new_tokens", "Tokens of a step: new ones of prompts, and sampled ones."
-    ),
+    "request_params_n": ("request_params_n", "The n of requests."),
+    "request_params_max_tokens": ("request_params_max_tokens", "The max_tokens of requests."),
+    "request_inference_time_seconds": ("request_inference_time_seconds", "Time from start to end."),
+    "request_num_preemptions": ("request_preemptions", "Preemptions of ended requests."),
+    "iteration_tokens_total": ("step_new_tokens", "Tokens of a step: new ones of prompts, and sampled ones."),
 }
+"""vLLM's names, ours, and what vLLM says of them; their kinds are the same."""
 
 
 def vllm_lines(
-    sums: Mapping[str, float], gauges: Mapping[str, int], model_name: str, settings: Mapping[str, Any]
+    sums: Iterable[Measured], gauges: Mapping[str, int], model_name: str, settings: Mapping[str, Any]
 ) -> Iterator[str]:
     """Lines of the exposition.
 
     Args:
-        sums: our own samples by their full names, summed over all processes; the buckets of a histogram in order.
+        sums: our own metrics, summed over all processes.
         gauges: the scheduler's own.
         settings: the server's, by our names.
     """
     labels = f'model_name="{escaped(model_name)}",engine="{_ENGINE}"'
     yield from _gauge_lines(gauges, labels)
     yield from _cache_lines(gauges, settings, labels)
-    for name, source in _SOURCES.items():
-        samples = list(_relabelled(sums, name, source, labels))
-        if samples:
-            yield from _headed(name, source.kind, source.text, samples)
+    ours = {each.metric.name: each for each in sums}
+    for name, (source, text) in _NAMES.items():
+        if source in ours and ours[source].samples:
+            yield from headed(
+                f"{PREFIX}{name}", ours[source].metric.kind, text, _relabelled(name, ours[source].samples, labels)
+            )
 
 
 def escaped(value: str) -> str:
@@ -95,6 +89,13 @@ def escaped(value: str) -> str:
 def number(value: float) -> str:
     """A sample's value as the text format has it."""
     return str(int(value)) if value.is_integer() else repr(value)
+
+
+def headed(name: str, kind: str, text: str, samples: Iterable[str]) -> Iterator[str]:
+    """The lines of one metric."""
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    yield from samples
 
 
 def _gauge_lines(gauges: Mapping[str, int], labels: str) -> Iterator[str]:
@@ -108,7 +109,7 @@ def _gauge_lines(gauges: Mapping[str, int], labels: str) -> Iterator[str]:
         "gpu_cache_usage_perc": (used, "The same, by its old name."),
     }
     for name, (value, text) in values.items():
-        yield from _headed(name, "gauge", text, [f"{PREFIX}{name}{{{labels}}} {number(value)}"])
+        yield from headed(f"{PREFIX}{name}", "gauge", text, [f"{PREFIX}{name}{{{labels}}} {number(value)}"])
 
 
 def _cache_lines(gauges: Mapping[str, int], settings: Mapping[str, Any], labels: str) -> Iterator[str]:
@@ -118,24 +119,17 @@ def _cache_lines(gauges: Mapping[str, int], settings: Mapping[str, Any], labels:
     facts = {name: settings[ours] for name, ours in _CACHE_FACTS.items() if settings.get(ours) is not None}
     facts |= {"num_gpu_blocks": gauges["pages_total"]}
     told = ",".join((labels, *(f'{name}="{escaped(str(value))}"' for name, value in facts.items())))
-    yield from _headed("cache_config_info", "gauge", "The KV cache as it is.", [f"{PREFIX}cache_config_info{{{told}}} 1"])
+    name = f"{PREFIX}cache_config_info"
+    yield from headed(name, "gauge", "The KV cache as it is.", [f"{name}{{{told}}} 1"])
 
 
-def _headed(name: str, kind: str, text: str, samples: list[str]) -> Iterator[str]:
-    yield f"# HELP {PREFIX}{name} {text}"
-    yield f"# TYPE {PREFIX}{name} {kind}"
-    yield from samples
-
-
-def _relabelled(sums: Mapping[str, float], name: str, source: _Source, labels: str) -> Iterator[str]:
+def _relabelled(name: str, samples: Samples, labels: str) -> Iterator[str]:
+    """Where vLLM does not tell two finish reasons apart, the sum of both."""
     merged: dict[str, float] = {}
-    parts = ("_bucket", "_sum", "_count") if source.kind == "histogram" else ("",)
-    for part in parts:
-        for sample, value in sums.items():
-            stem, _, own = sample.partition("{")
-            if stem == f"{_OURS}{source.ours}{part}":
-                full = f"{PREFIX}{name}{part}{{{','.join(filter(None, (labels, _theirs(own))))}}}"
-                merged[full] = merged.get(full, 0.0) + value
+    for sample, value in samples:
+        part, _, own = sample.partition("{")
+        full = f"{PREFIX}{name}{part}{{{','.join(filter(None, (labels, _theirs(own))))}}}"
+        merged[full] = merged.get(full, 0.0) + value
     return (f"{sample} {number(value)}" for sample, value in merged.items())
 
 
