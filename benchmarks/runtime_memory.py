@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-import layered_llm.runtime.torch_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
+import layered_llm.runtime.cpu_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.opening import open_device
 from layered_llm.runtime.pool_size import page_bytes

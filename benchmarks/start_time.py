@@ -41,7 +41,7 @@ With --beside CHECKOUT, the start of both servers, and the memory of all their p
 IMPORTS = {
     "import layered_llm": "import layered_llm",
     "import torch": "import torch",
-    "import of the runtime process": "import layered_llm.service.runtime, layered_llm.runtime.torch_opening",
+    "import of the runtime process": "import layered_llm.service.runtime, layered_llm.runtime.cpu_opening",
     "import of the API process": "import layered_llm.service.serve",
 }
 READY = "server ready"

@@ -15,10 +15,10 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from layered_llm.runtime import rotation_table
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.model_classes import CLASSES
 from layered_llm.runtime.model_config import ModelConfigError, parse_model_config
 from layered_llm.runtime.models.registry import BUILDERS
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_logits
 from support.runtime_options import make_options
@@ -94,7 +94,7 @@ def edit(directory: Path, changes: dict[str, Any]) -> None:
 
 def assert_as_transformers(directory: Path, kernels: str, prompt: list[int] = PROMPT, **options: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    device = open_torch_device(make_options(directory, kernels=kernels, **options), now_us=lambda: 0)
+    device = open_cpu_device(make_options(directory, kernels=kernels, **options), now_us=lambda: 0)
     output, logits = answer(device, prompt, 8)
     expected = reference_logits(model, prompt + output[:-1])[len(prompt) - 1 :]
     assert expected.argmax(dim=-1).tolist() == output
@@ -123,7 +123,7 @@ def test_a_window_that_holds_the_served_context_changes_nothing(model_type: str,
     edit(tmp_path, WINDOW | {"sliding_window": 32, "max_window_layers": 0, "layer_types": ABSENT})
     assert_as_transformers(tmp_path, "auto", PROMPT[:20], context_override=32)
     with pytest.raises(ModelConfigError, match=r"sliding_window=32 is not supported below the context of 33 tokens"):
-        open_torch_device(make_options(tmp_path, context_override=33), now_us=lambda: 0)
+        open_cpu_device(make_options(tmp_path, context_override=33), now_us=lambda: 0)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

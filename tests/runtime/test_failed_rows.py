@@ -13,8 +13,8 @@ from layered_llm.domain.columns import unpack_f32, unpack_i8, unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import make_checkpoint
 from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options
@@ -34,9 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=KERNELS, ids="-".join)
-def device(request: pytest.FixtureRequest, checkpoint: Path) -> TorchDevice:
+def device(request: pytest.FixtureRequest, checkpoint: Path) -> CpuDevice:
     kernels, dtype = request.param
-    return open_torch_device(make_options(checkpoint, kernels=kernels, dtype=dtype), now_us=lambda: 0)
+    return open_cpu_device(make_options(checkpoint, kernels=kernels, dtype=dtype), now_us=lambda: 0)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -50,7 +50,7 @@ def failed(result: StepCompleted | None) -> dict[int, FinishReason]:
     return {row: FinishReason(code) for row, code in codes}
 
 
-def failures_of(device: TorchDevice, prompts: list[list[int]], params: list[TokenSampling]) -> tuple[set[int], Driver]:
+def failures_of(device: CpuDevice, prompts: list[list[int]], params: list[TokenSampling]) -> tuple[set[int], Driver]:
     """The rows that failed in any step of a run of `prompts`."""
     driver = Driver(device, 100)
     for slot, prompt in enumerate(prompts):
@@ -62,28 +62,28 @@ def failures_of(device: TorchDevice, prompts: list[list[int]], params: list[Toke
     return rows, driver
 
 
-def test_only_the_row_with_the_poisoned_token_fails(device: TorchDevice) -> None:
+def test_only_the_row_with_the_poisoned_token_fails(device: CpuDevice) -> None:
     good, other = prompts_of(9, 5)
     rows, _ = failures_of(device, [good, [20, POISON, 30], other], [greedy()] * 3)
     assert {1} == rows
 
 
 @pytest.mark.parametrize("chunk_tokens", [3, 100])
-def test_greedy_output_beside_a_row_that_fails_is_what_it_is_alone(device: TorchDevice, chunk_tokens: int) -> None:
+def test_greedy_output_beside_a_row_that_fails_is_what_it_is_alone(device: CpuDevice, chunk_tokens: int) -> None:
     good, other = prompts_of(9, 5)
     alone = [generate(device, [prompt], output_tokens=6)[0] for prompt in (good, other)]
     first, _, last = generate(device, [good, [20, POISON, 30], other], output_tokens=6, chunk_tokens=chunk_tokens)
     assert alone == [first, last]
 
 
-def test_pages_of_a_row_that_failed_do_no_harm_to_who_has_them_next(device: TorchDevice) -> None:
+def test_pages_of_a_row_that_failed_do_no_harm_to_who_has_them_next(device: CpuDevice) -> None:
     good, other = prompts_of(9, 2)
     alone = [generate(device, [prompt], output_tokens=6)[0] for prompt in (good, other)]
     generate(device, [[POISON] * 40], output_tokens=4)
     assert alone == generate(device, [good, other], output_tokens=6)
 
 
-def test_a_token_sampled_before_the_fault_keeps_its_row_whole(device: TorchDevice) -> None:
+def test_a_token_sampled_before_the_fault_keeps_its_row_whole(device: CpuDevice) -> None:
     opening = open_slot(0, [20, 30])
     first = device.execute(make_step(1, opened=[opening], pages=[(0, 0, [0, 1])], rows=[(0, 0, 2, True)]))
     forced = open_slot(1, [20, 30], [POISON])
@@ -92,13 +92,13 @@ def test_a_token_sampled_before_the_fault_keeps_its_row_whole(device: TorchDevic
 
 
 @pytest.mark.parametrize("params", [sampling(seed=3), sampling(top_p=0.9, top_k=5), sampling(logprobs=3), greedy()])
-def test_a_row_that_fails_beside_one_that_samples(device: TorchDevice, params: TokenSampling) -> None:
+def test_a_row_that_fails_beside_one_that_samples(device: CpuDevice, params: TokenSampling) -> None:
     (good,) = prompts_of(9)
     rows, driver = failures_of(device, [[20, POISON], good], [params, sampling(seed=5, logprobs=2)])
     assert ({0}, set(), 6) == (rows, {len(pairs) for pairs in driver.logprobs.get(0, [])} - {0}, len(driver.logprobs[1]))
 
 
-def test_prompt_log_probabilities_of_a_poisoned_prompt_fail_the_row_of_their_chunk(device: TorchDevice) -> None:
+def test_prompt_log_probabilities_of_a_poisoned_prompt_fail_the_row_of_their_chunk(device: CpuDevice) -> None:
     params = attrs.evolve(greedy(), prompt_logprobs=2)
     openings = [open_slot(0, [20, POISON, 30, 40, 50], params=params), open_slot(1, [20, 21, 22, 23, 24], params=params)]
     pages = [(0, 0, [0]), (1, 0, [1])]
@@ -115,7 +115,7 @@ def test_a_model_whose_weights_are_not_finite_fails_every_row_and_goes_on(tmp_pa
     model: Any = make_checkpoint(tmp_path)
     model.model.norm.weight.data[:] = fault
     model.save_pretrained(tmp_path)
-    device = open_torch_device(make_options(tmp_path, kernels=kernels), now_us=lambda: 0)
+    device = open_cpu_device(make_options(tmp_path, kernels=kernels), now_us=lambda: 0)
     openings = [open_slot(0, [20]), open_slot(1, [30])]
     pages, rows = [(0, 0, [0]), (1, 0, [1])], [(0, 0, 1, True), (1, 0, 1, True)]
     result = device.execute(make_step(1, opened=openings, pages=pages, rows=rows))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from layered_llm.runtime import torch_opening
+from layered_llm.runtime import cpu_opening
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.gguf_model import GgufModel
 from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.stored_tensors import CheckpointError
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.gguf_models import random_model, write_gguf
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, reference_logits
@@ -46,7 +46,7 @@ def make(path: Path, family: str = "llama", kind: Type = Type.F32, **changes: An
 
 
 def assert_same_logits(path: Path, model: Any, **options: Any) -> None:
-    device = open_torch_device(make_options(path, **options), now_us=lambda: 0)
+    device = open_cpu_device(make_options(path, **options), now_us=lambda: 0)
     output, logits = answer(device, PROMPT, 6)
     expected = reference_logits(model, PROMPT + output[:-1])[len(PROMPT) - 1 :]
     assert 1e-4 > (expected - logits).abs().max().item()
@@ -82,7 +82,7 @@ def test_any_matrix_may_have_blocks_beside_others_without(
 ) -> None:
     one, others = types
     machine = attrs.evolve(this_machine(), **attrs.asdict(kind))
-    monkeypatch.setattr(torch_opening, "find_support", lambda config: machine)
+    monkeypatch.setattr(cpu_opening, "find_support", lambda config: machine)
     model = make(tmp_path / "m.gguf", "llama-head-32", others, kinds=dict.fromkeys(names, one))
     assert_same_logits(tmp_path / "m.gguf", model)
 
@@ -235,7 +235,7 @@ def test_a_number_for_each_layer_is_one_where_all_are_the_same(key: str, tmp_pat
 def test_what_cannot_be_executed_exactly_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     make(tmp_path / "m.gguf", **changes)
     with pytest.raises(DeviceError, match=message) as caught:
-        open_torch_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
+        open_cpu_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
     assert "\n" not in str(caught.value)
 
 
@@ -296,7 +296,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_file_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "m.gguf", metadata={"block_count": 3})
     with pytest.raises(DeviceError, match=r"the checkpoint lacks model\.layers\.2\.input_layernorm\.weight"):
-        open_torch_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
+        open_cpu_device(make_options(tmp_path / "m.gguf"), now_us=lambda: 0)
 
 
 def test_the_scripted_device_takes_its_limits_from_a_gguf_file_too(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.logprobs import log_softmax, raw_logprobs
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.logprobs import Pairs, pairs_of
 from support.runtime_checkpoints import make_checkpoint, reference_logits
 from support.runtime_driver import Driver, greedy, open_slot, sampling
@@ -64,12 +64,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, make_checkpoint(directory)
 
 
-def open_tiny(tiny: tuple[Path, Any]) -> TorchDevice:
-    return open_torch_device(make_options(tiny[0], num_pages=256), now_us=lambda: 0)
+def open_tiny(tiny: tuple[Path, Any]) -> CpuDevice:
+    return open_cpu_device(make_options(tiny[0], num_pages=256), now_us=lambda: 0)
 
 
 def run(
-    device: TorchDevice, prompts: Sequence[list[int]], params: Sequence[TokenSampling], output_tokens: int
+    device: CpuDevice, prompts: Sequence[list[int]], params: Sequence[TokenSampling], output_tokens: int
 ) -> list[list[Pairs]]:
     """The entries of each prompt's tokens."""
     driver = Driver(device, 7)

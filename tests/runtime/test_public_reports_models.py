@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy
 from support.runtime_driver import generate
 from support.runtime_options import make_options
@@ -18,7 +18,7 @@ PROMPT = list(range(3, 60))
 
 
 def served(directory: Path) -> list[int]:
-    (output,) = generate(open_torch_device(make_options(directory), now_us=lambda: 0), [PROMPT], output_tokens=8)
+    (output,) = generate(open_cpu_device(make_options(directory), now_us=lambda: 0), [PROMPT], output_tokens=8)
     return output
 
 

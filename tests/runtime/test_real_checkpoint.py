@@ -1,7 +1,7 @@
 import pytest
 
-from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from support.golden import default_checkpoint, golden
 from support.runtime_driver import Driver, generate, open_slot
 from support.runtime_options import make_options
@@ -12,9 +12,9 @@ PROMPTS = [each.prompt_ids for each in GOLDENS]
 EXPECTED = [list(each.output_ids[:OUTPUT_TOKENS]) for each in GOLDENS]
 
 
-def open_real(*, page_size_tokens: int) -> TorchDevice:
+def open_real(*, page_size_tokens: int) -> CpuDevice:
     options = make_options(default_checkpoint(), page_size_tokens=page_size_tokens, num_pages=1024 // page_size_tokens)
-    return open_torch_device(options, now_us=lambda: 0)
+    return open_cpu_device(options, now_us=lambda: 0)
 
 
 @pytest.mark.parametrize(("page_size_tokens", "chunk_tokens"), [(1, 7), (16, 1000), (48, 16)])

@@ -1,5 +1,5 @@
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import Device
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.golden import LOGPROB_PROMPTS, LOGPROB_TOKENS, default_checkpoint, golden, golden_logprobs
 from support.logprobs import Pairs
 from support.runtime_driver import Driver, open_slot, sampling
@@ -25,7 +25,7 @@ def distance(name: str, output: list[Pairs]) -> float:
 
 
 def test_output_logprobs_are_those_of_transformers_together_and_alone() -> None:
-    device = open_torch_device(make_options(default_checkpoint(), num_pages=64), now_us=lambda: 0)
+    device = open_cpu_device(make_options(default_checkpoint(), num_pages=64), now_us=lambda: 0)
     together = run(device, *LOGPROB_PROMPTS)
     alone = run(device, LOGPROB_PROMPTS[0])
     assert 1e-4 > max(distance(name, output) for outputs in (together, alone) for name, output in outputs.items())

@@ -16,8 +16,8 @@ from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels, in_panels
 from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.step_rows import StepRows
-from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.weights import CheckpointReader
 from support.logits import Recorder, answer, record, replace_model
 from support.runtime_checkpoints import make_checkpoint, reference_logits
@@ -39,8 +39,8 @@ DTYPES = ["auto", "int8"]
 """Of a checkpoint of fp32: what multiplies it depends on them."""
 
 
-def open_cpu(directory: Path, **changes: Any) -> TorchDevice:
-    return open_torch_device(make_options(directory, **changes), now_us=lambda: 0)
+def open_cpu(directory: Path, **changes: Any) -> CpuDevice:
+    return open_cpu_device(make_options(directory, **changes), now_us=lambda: 0)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:

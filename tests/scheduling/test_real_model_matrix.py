@@ -12,8 +12,8 @@ import pytest
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import Device
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.golden import default_checkpoint, golden
 from support.output_matrix import CROWD, Cache, Case, Company, all_cases, covering, play
 from support.runtime_options import make_options
@@ -45,7 +45,7 @@ def devices() -> Iterator[tuple[int, Device]]:
         options = make_options(
             default_checkpoint(), num_pages=POOL_TOKENS // page_size, page_size_tokens=page_size, max_slots=CROWD
         )
-        yield page_size, open_torch_device(options, now_us=lambda: 0)
+        yield page_size, open_cpu_device(options, now_us=lambda: 0)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
-from layered_llm.runtime.torch_opening import open_torch_device
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import make_checkpoint
 from support.runtime_options import make_options
 from support.scheduling_engine import Engine
@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(
     checkpoint: Path, *, pages: int, cache: bool = True, running: int = 8, in_flight: int = 1, budget: int = 32
 ) -> Engine:
-    device = open_torch_device(make_options(checkpoint, num_pages=pages), now_us=lambda: 0)
+    device = open_cpu_device(make_options(checkpoint, num_pages=pages), now_us=lambda: 0)
     return Engine(device, policy(cache=cache, running=running, in_flight=in_flight, budget=budget))
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from layered_llm.runtime.cpu_device import CpuDevice
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.step_model import StepModel
-from layered_llm.runtime.torch_device import TorchDevice
 from support.runtime_driver import generate
 
 
@@ -37,13 +37,13 @@ def replace_model(device: Any, model: Recorder) -> None:
     device._model = model
 
 
-def record(device: TorchDevice) -> Recorder:
+def record(device: CpuDevice) -> Recorder:
     recorder = Recorder(device._model)
     replace_model(device, recorder)
     return recorder
 
 
-def answer(device: TorchDevice, prompt: Sequence[int], output_tokens: int) -> tuple[list[int], torch.Tensor]:
+def answer(device: CpuDevice, prompt: Sequence[int], output_tokens: int) -> tuple[list[int], torch.Tensor]:
     """A greedy answer, and the logits [output_tokens, vocabulary] of its tokens."""
     recorder = record(device)
     (output,) = generate(device, [list(prompt)], output_tokens=output_tokens)

@@ -43,10 +43,10 @@ def open_device(
         case "scripted":
             return _open_scripted(options, now_us=now_us, wait=wait)
         case "cpu":
-            from layered_llm.runtime.torch_opening import open_torch_device  # noqa: PLC0415 - scripted must start without torch
+            from layered_llm.runtime.cpu_opening import open_cpu_device  # noqa: PLC0415 - scripted must start without torch
 
             check()
-            return open_torch_device(options, now_us=now_us, check=check)
+            return open_cpu_device(options, now_us=now_us, check=check)
         case _:
             assert_never(options.device)
 

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.cores import available_cores
+from layered_llm.runtime.cpu_device import CpuDevice
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, go_on, one_line
 from layered_llm.runtime.matrices import WeightMatrix
@@ -28,13 +29,12 @@ from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
 from layered_llm.runtime.simd.support import find_support, panels_for
 from layered_llm.runtime.step_model import StepModel
-from layered_llm.runtime.torch_device import TorchDevice
 from layered_llm.runtime.weights import CheckpointReader, as_it_is
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int], check: Callable[[], None] = go_on) -> TorchDevice:
+def open_cpu_device(options: RuntimeOptions, *, now_us: Callable[[], int], check: Callable[[], None] = go_on) -> CpuDevice:
     """Raises DeviceError, with one line for the operator, where model, checkpoint or memory do not allow it."""
     try:
         return _open(options, now_us, check)
@@ -42,7 +42,7 @@ def open_torch_device(options: RuntimeOptions, *, now_us: Callable[[], int], che
         raise DeviceError(f"the model cannot be loaded: {one_line(error)}") from error
 
 
-def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[], None]) -> TorchDevice:
+def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[], None]) -> CpuDevice:
     free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
@@ -62,7 +62,7 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[]
         "%s on the CPU: weights %s, computed in float32 by %s; KV pool of %d pages of %d tokens, %s",
         *(config.architecture, reader.types, computed, pool.pages, options.page_size_tokens, options.kv_dtype),
     )
-    return TorchDevice(
+    return CpuDevice(
         model=model,
         limits=RuntimeLimits(
             pages=pool.pages,

@@ -35,7 +35,7 @@ class _Sampled:
     """Rows of the step whose logits are not finite."""
 
 
-class TorchDevice:
+class CpuDevice:
     """A Device that runs a decoder and samples. Sampled tokens go into the slots' state and feed the next step from there."""
 
     def __init__(self, *, model: StepModel, limits: RuntimeLimits, now_us: Callable[[], int]) -> None:

@@ -12,9 +12,9 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.torch_device import TorchDevice
-from layered_llm.runtime.torch_opening import open_torch_device
 from support.logits import Recorder, record, replace_model
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
 from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
@@ -38,8 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def open_cpu(directory: Path, **changes: Any) -> TorchDevice:
-    return open_torch_device(make_options(directory, **changes), now_us=lambda: 0)
+def open_cpu(directory: Path, **changes: Any) -> CpuDevice:
+    return open_cpu_device(make_options(directory, **changes), now_us=lambda: 0)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
