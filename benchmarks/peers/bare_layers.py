@@ -14,6 +14,7 @@ from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
+from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
@@ -25,7 +26,6 @@ from layered_llm.runtime.simd.kv_pool import KvPool
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.memory_blocks import HugePages
 from layered_llm.runtime.simd.support import find_support, panels_for
-from layered_llm.runtime.slots import SlotTable
 from layered_llm.runtime.step_model import StepModel
 from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
 from layered_llm.runtime.weights import CheckpointReader, as_it_is
@@ -58,7 +58,7 @@ def _kernels(weights: DecoderWeights, pages: int, machine: Machine) -> StepModel
 def prompt_logits(model: StepModel, prompt: Sequence[int], vocabulary_size: int) -> torch.Tensor:
     """Fp32 [tokens, vocabulary], computed in one step."""
     pages = range(_pages(len(prompt)))
-    slots = SlotTable(
+    slots = HostSlots(
         RuntimeLimits(
             pages=len(pages),
             page_size_tokens=PAGE_TOKENS,
@@ -81,8 +81,7 @@ def prompt_logits(model: StepModel, prompt: Sequence[int], vocabulary_size: int)
         counts=pack_i32([len(prompt)]),
         samples=pack_i8([0]),
     )
-    rows = slots.apply(step)
-    return torch.from_numpy(model.logits(model.hidden(slots, rows, slots.flatten(rows))).copy())
+    return torch.from_numpy(model.logits(model.hidden(slots.apply(step))).copy())
 
 
 def _pages(tokens: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
-from layered_llm.runtime.slots import SlotTable
+from layered_llm.runtime.host_slots import HostSlots
 from support.runtime_driver import make_step, open_slot
 
 CONTEXT: Final = 18
@@ -18,7 +18,7 @@ class Table:
     """A slot table whose steps sample 50, 51, 52 …; slots 0 and 1 have prompts of 3 and 6 tokens, and 2 pages each."""
 
     def __init__(self) -> None:
-        self._table = SlotTable(LIMITS)
+        self._table = HostSlots(LIMITS)
         self._sampled = 50
         opened = [open_slot(0, [10, 11, 12]), open_slot(1, [20, 21, 22, 23, 24, 25])]
         rows = [(0, 0, 3, True), (1, 0, 6, True)]
@@ -26,15 +26,14 @@ class Table:
 
     def step(self, step: ExecuteStep) -> tuple[bool, list[int], list[int], list[int], list[int]]:
         """Whether it continued, then token ids, positions, cells, and ends."""
-        rows = self._table.apply(step)
-        flat = self._table.flatten(rows)
+        inputs = self._table.apply(step)
         told = (
-            rows.continues,
-            *(flat.token_ids.tolist(), flat.positions.tolist(), flat.cells.tolist()),
-            rows.ends.tolist(),
+            inputs.continues,
+            *(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.cells.tolist()),
+            inputs.ends.tolist(),
         )
-        samples = len(rows.sampled)
-        self._table.append_sampled(rows, np.arange(self._sampled, self._sampled + samples, dtype=np.int32))
+        samples = len(inputs.sampled)
+        self._table.append_sampled(inputs, np.arange(self._sampled, self._sampled + samples, dtype=np.int32))
         self._sampled += samples
         return told
 
@@ -139,8 +138,8 @@ def test_a_run_ends_with_the_context() -> None:
 
 
 def test_a_run_whose_tokens_were_not_sampled_does_not_continue() -> None:
-    table = SlotTable(LIMITS)
+    table = HostSlots(LIMITS)
     table.apply(make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [0])]))
-    table.flatten(table.apply(make_step(rows=[(0, 0, 1, True)])))
+    table.apply(make_step(rows=[(0, 0, 1, True)]))
     with pytest.raises(InvariantViolated, match="beyond its known tokens"):
         table.apply(make_step(rows=[(0, 1, 1, True)]))

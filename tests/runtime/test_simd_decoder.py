@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.cpu_device import CpuDevice
+from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels, in_panels
 from layered_llm.runtime.simd.tasks import ModelTables
-from layered_llm.runtime.step_rows import StepRows
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
+from layered_llm.runtime.step_inputs import StepInputs
 from layered_llm.runtime.weights import CheckpointReader
 from support.logits import Recorder, answer, record, replace_model
 from support.runtime_checkpoints import make_checkpoint, reference_logits
@@ -108,8 +108,8 @@ class InTurns(Recorder):
     def sampled_logits(self, *arguments: Any) -> Float32s:
         if len(self.logits_seen) % 2 == 0:
             return super().sampled_logits(*arguments)
-        rows: StepRows = arguments[1]
-        return self.logits(self.hidden(*arguments)[rows.last_tokens])
+        inputs: StepInputs = arguments[0]
+        return self.logits(self.hidden(inputs)[inputs.logit_places])
 
 
 def test_layers_and_head_may_be_asked_apart_in_a_run_of_decodes(llama: Path) -> None:

@@ -4,35 +4,34 @@ import pytest
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
-from layered_llm.runtime.slots import SlotTable
-from layered_llm.runtime.step_rows import FlatTokens, StepRows
+from layered_llm.runtime.host_slots import HostSlots
+from layered_llm.runtime.step_inputs import StepInputs
 from support.runtime_driver import make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=8, page_size_tokens=4, slots=3, context_tokens=16, vocabulary_size=100)
 
 
-def table_with_prompt(*prompt: int) -> SlotTable:
-    table = SlotTable(LIMITS)
+def table_with_prompt(*prompt: int) -> HostSlots:
+    table = HostSlots(LIMITS)
     table.apply(make_step(opened=[open_slot(1, prompt)], pages=[(1, 0, [5, 2])]))
     return table
 
 
-def sample(table: SlotTable, step: ExecuteStep, *token_ids: int) -> tuple[StepRows, FlatTokens]:
+def sample(table: HostSlots, step: ExecuteStep, *token_ids: int) -> StepInputs:
     """Executes `step`, whose rows sample `token_ids`."""
-    rows = table.apply(step)
-    tokens = table.flatten(rows)
-    table.append_sampled(rows, np.array(token_ids, np.int32))
-    return rows, tokens
+    inputs = table.apply(step)
+    table.append_sampled(inputs, np.array(token_ids, np.int32))
+    return inputs
 
 
 def test_a_slot_keeps_prompt_and_output_apart() -> None:
-    table = SlotTable(LIMITS)
+    table = HostSlots(LIMITS)
     table.apply(make_step(opened=[open_slot(2, [1, 2, 3], [7, 8])]))
     assert [[1, 2, 3], [7, 8]] == [table.prompt_ids(2).tolist(), table.output_ids(2).tolist()]
 
 
 def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
-    table = SlotTable(LIMITS)
+    table = HostSlots(LIMITS)
     params = sampling(repetition_penalty=1.2)
     opened = [open_slot(0, [1, 2], [4], params=params), open_slot(1, [1])]
     pages, order = [(0, 0, [0]), (1, 0, [1])], [(1, 0, 1, True), (0, 0, 3, True)]
@@ -46,32 +45,33 @@ def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
     assert table.seen_tokens(0) is None
 
 
-def test_a_prompt_is_told_until_its_last_chunk_has_sampled_and_later_steps_are_like_any_other() -> None:
-    table = SlotTable(LIMITS)
+def test_a_prompt_is_reported_by_its_own_rows_until_the_last_has_sampled() -> None:
+    table = HostSlots(LIMITS)
     params = sampling(prompt_logprobs=2)
-    sample(table, make_step(opened=[open_slot(0, [1, 2, 3], params=params)], pages=[(0, 0, [0])], rows=[(0, 0, 2, False)]))
-    told = [table.tells_prompts]
-    sample(table, make_step(rows=[(0, 2, 1, True)]), 9)
+    opened, pages = [open_slot(0, [1, 2, 3], params=params), open_slot(1, [4])], [(0, 0, [0]), (1, 0, [1])]
+    first = table.apply(make_step(opened=opened, pages=pages, rows=[(0, 0, 2, False)]))
+    reported = [table.reports_prompts(first)]
+    other = sample(table, make_step(rows=[(1, 0, 1, True)]), 7)
+    reported.append(table.reports_prompts(other))
+    last = sample(table, make_step(rows=[(0, 2, 1, True)]), 9)
 
-    assert ([True], False, None) == (told, table.tells_prompts, table.prompt_logprobs(0))
+    assert ([True, False], False, None) == (reported, table.reports_prompts(last), table.prompt_logprobs(0))
 
 
 def test_a_bias_outside_the_vocabulary_is_our_own_fault() -> None:
     with pytest.raises(InvariantViolated, match="outside the vocabulary"):
-        SlotTable(LIMITS).apply(make_step(opened=[open_slot(0, [1], params=sampling(biases={100: 1.0}))]))
+        HostSlots(LIMITS).apply(make_step(opened=[open_slot(0, [1], params=sampling(biases={100: 1.0}))]))
 
 
 def test_a_sampled_token_joins_the_output() -> None:
     table = table_with_prompt(1, 2)
     sample(table, make_step(rows=[(1, 0, 2, True)]), 9)
     assert [9] == table.output_ids(1).tolist()
-    assert 1 == table.output_tokens(1)
 
 
 def test_tokens_are_flattened_row_after_row_with_their_cells() -> None:
     table = table_with_prompt(10, 11, 12, 13, 14, 15)
-    rows = table.apply(make_step(opened=[open_slot(0, [20, 21])], pages=[(0, 0, [7])], rows=[(0, 0, 2, True), (1, 3, 3, True)]))
-    flat = table.flatten(rows)
+    flat = table.apply(make_step(opened=[open_slot(0, [20, 21])], pages=[(0, 0, [7])], rows=[(0, 0, 2, True), (1, 3, 3, True)]))
     assert [20, 21, 13, 14, 15] == flat.token_ids.tolist()
     assert [0, 1, 3, 4, 5] == flat.positions.tolist()
     assert [28, 29, 23, 8, 9] == flat.cells.tolist()
@@ -79,8 +79,8 @@ def test_tokens_are_flattened_row_after_row_with_their_cells() -> None:
 
 def test_page_deltas_append_and_replace() -> None:
     table = table_with_prompt(1, 2)
-    table.apply(make_step(pages=[(1, 2, [6]), (1, 1, [3])]))
-    assert [5, 3, 6] == table.page_table(1, 12).tolist()
+    inputs = table.apply(make_step(pages=[(1, 2, [6]), (1, 1, [3])]))
+    assert [5, 3, 6, 0] == inputs.page_tables[1, :4].tolist()
 
 
 def test_a_retired_slot_may_be_opened_again_in_the_same_step() -> None:
@@ -92,19 +92,19 @@ def test_a_retired_slot_may_be_opened_again_in_the_same_step() -> None:
 
 def test_the_first_row_may_skip_a_cached_prefix() -> None:
     table = table_with_prompt(1, 2, 3, 4, 5, 6)
-    rows = table.apply(make_step(rows=[(1, 4, 2, True)]))
-    assert [4] == rows.starts.tolist()
+    inputs = table.apply(make_step(rows=[(1, 4, 2, True)]))
+    assert [4] == inputs.starts.tolist()
 
 
 def test_a_row_behind_replaced_pages_may_skip_what_they_hold() -> None:
     table = table_with_prompt(*range(12))
     table.apply(make_step(rows=[(1, 0, 2, False)]))
-    table.apply(make_step(pages=[(1, 0, [6, 7, 4])], rows=[(1, 8, 4, True)]))
-    assert [6, 7, 4] == table.page_table(1, 12).tolist()
+    inputs = table.apply(make_step(pages=[(1, 0, [6, 7, 4])], rows=[(1, 8, 4, True)]))
+    assert [6, 7, 4] == inputs.page_tables[1, :3].tolist()
 
 
 def test_the_context_can_be_filled() -> None:
-    table = SlotTable(LIMITS)
+    table = HostSlots(LIMITS)
     rows = [(0, 0, 16, True)]
     sample(table, make_step(opened=[open_slot(0, range(16))], pages=[(0, 0, [0, 1, 2, 3])], rows=rows), 3)
     assert [3] == table.output_ids(0).tolist()
@@ -150,7 +150,7 @@ def test_a_later_row_starts_exactly_where_the_computed_tokens_end(start: int) ->
         table.apply(make_step(rows=[(1, start, 1, False)]))
 
 
-def test_page_tables_of_rows_come_as_one_matrix() -> None:
+def test_page_tables_come_as_one_matrix() -> None:
     table = table_with_prompt(1, 2)
-    table.apply(make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [4])]))
-    assert [[4, 0], [5, 2]] == table.page_tables(np.array([0, 1]), 2).tolist()
+    inputs = table.apply(make_step(opened=[open_slot(0, [1])], pages=[(0, 0, [4])]))
+    assert [[4, 0], [5, 2]] == inputs.page_tables[:2, :2].tolist()

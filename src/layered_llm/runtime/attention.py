@@ -17,8 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from layered_llm.runtime.kv_cache import KvCache
-from layered_llm.runtime.slots import SlotTable
-from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
+from layered_llm.runtime.step_inputs import Int64s, StepInputs
 
 _BLOCK_TOKENS: Final = 256
 """Queries of one block of a chunk: bounds the mask's size and the part of the square above the diagonal that is wasted."""
@@ -65,22 +64,22 @@ class AttentionPlan:
     chunks: tuple[ChunkBlock, ...]
 
 
-def plan_attention(slots: SlotTable, rows: StepRows, tokens: FlatTokens, *, page_size_tokens: int) -> AttentionPlan:
-    """The plan for `rows`, whose tokens lie one behind the other as `tokens` says."""
-    firsts = np.cumsum(rows.counts) - rows.counts
-    decodes = np.flatnonzero(rows.counts == 1)
+def plan_attention(inputs: StepInputs, *, page_size_tokens: int) -> AttentionPlan:
+    """The plan for the rows of a step."""
+    firsts = np.cumsum(inputs.counts) - inputs.counts
+    decodes = np.flatnonzero(inputs.counts == 1)
     groups = [
-        _decode_group(slots, rows, firsts, group, page_size_tokens=page_size_tokens)
-        for group in _similar_lengths(decodes, rows.ends)
+        _decode_group(inputs, firsts, group, page_size_tokens=page_size_tokens)
+        for group in _similar_lengths(decodes, inputs.ends)
     ]
     blocks = [
-        _chunk_block(slots, rows, int(firsts[row]), int(row), offset, page_size_tokens=page_size_tokens)
-        for row in np.flatnonzero(rows.counts > 1)
-        for offset in range(0, int(rows.counts[row]), _BLOCK_TOKENS)
+        _chunk_block(inputs, int(firsts[row]), int(row), offset, page_size_tokens=page_size_tokens)
+        for row in np.flatnonzero(inputs.counts > 1)
+        for offset in range(0, int(inputs.counts[row]), _BLOCK_TOKENS)
     ]
     return AttentionPlan(
-        positions=torch.from_numpy(tokens.positions),
-        cells=torch.from_numpy(tokens.cells),
+        positions=torch.from_numpy(inputs.positions),
+        cells=torch.from_numpy(inputs.cells),
         decodes=tuple(groups),
         chunks=tuple(blocks),
     )
@@ -124,26 +123,28 @@ def _similar_lengths(rows: Int64s, ends: Int64s) -> Iterator[Int64s]:
         left = left[size:]
 
 
-def _decode_group(slots: SlotTable, rows: StepRows, firsts: Int64s, group: Int64s, *, page_size_tokens: int) -> DecodeGroup:
-    ends = rows.ends[group]
+def _decode_group(inputs: StepInputs, firsts: Int64s, group: Int64s, *, page_size_tokens: int) -> DecodeGroup:
+    ends = inputs.ends[group]
     pages = -(-int(ends.max()) // page_size_tokens)
     hidden = np.arange(pages * page_size_tokens) >= ends[:, None]
     return DecodeGroup(
         tokens=torch.from_numpy(firsts[group]),
-        pages=torch.from_numpy(slots.page_tables(rows.slots[group], pages).reshape(-1).astype(np.int64)),
+        pages=torch.from_numpy(inputs.page_tables[inputs.slots[group], :pages].reshape(-1).astype(np.int64)),
         mask=_additive(hidden)[:, None, None, :],
         hidden=torch.from_numpy(np.flatnonzero(hidden)),
     )
 
 
-def _chunk_block(slots: SlotTable, rows: StepRows, first: int, row: int, offset: int, *, page_size_tokens: int) -> ChunkBlock:
-    count = min(_BLOCK_TOKENS, int(rows.counts[row]) - offset)
-    start = int(rows.starts[row]) + offset
+def _chunk_block(inputs: StepInputs, first: int, row: int, offset: int, *, page_size_tokens: int) -> ChunkBlock:
+    count = min(_BLOCK_TOKENS, int(inputs.counts[row]) - offset)
+    start = int(inputs.starts[row]) + offset
     hidden = np.arange(start + count) > np.arange(start, start + count)[:, None]
     return ChunkBlock(
         first=first + offset,
         last=first + offset + count,
-        pages=torch.from_numpy(slots.page_table(int(rows.slots[row]), start + count).astype(np.int64)),
+        pages=torch.from_numpy(
+            inputs.page_tables[inputs.slots[row], : -(-(start + count) // page_size_tokens)].astype(np.int64)
+        ),
         mask=_additive(hidden),
     )
 

@@ -20,7 +20,7 @@ from layered_llm.runtime.logit_adjustments import adjust_logits
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.philox import uniforms
 from layered_llm.runtime.sample_row import SampleRow
-from layered_llm.runtime.step_rows import Int32s, Int64s
+from layered_llm.runtime.step_inputs import Int32s, Int64s
 
 Float64s = NDArray[np.float64]
 

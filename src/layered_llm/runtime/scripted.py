@@ -19,9 +19,9 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.scripts import NOT_FINITE, History, Script, scripted_logprobs, scripted_prompt_logprobs
-from layered_llm.runtime.slots import SlotTable
-from layered_llm.runtime.step_rows import Int32s, StepRows
+from layered_llm.runtime.step_inputs import Int32s, StepInputs
 
 _UNWRITTEN: Final = -1
 
@@ -54,7 +54,7 @@ class ScriptedDevice:
         self._pace = pace
         self._wait = wait
         self._now_us = now_us
-        self._slots = SlotTable(limits)
+        self._slots = HostSlots(limits)
         self._cells: Int32s = np.full(limits.pages * limits.page_size_tokens, _UNWRITTEN, np.int32)
 
     @property
@@ -64,16 +64,15 @@ class ScriptedDevice:
     def execute(self, step: ExecuteStep) -> StepCompleted:
         """Raises InvariantViolated for a step that contradicts the slots' state or reads a cell that nobody wrote."""
         started_us = self._now_us()
-        rows = self._slots.apply(step)
-        tokens = self._slots.flatten(rows)
-        self._cells[tokens.cells] = tokens.token_ids
-        self._let_time_pass(tokens.token_ids.size)
-        ends = zip(rows.sampled_slots.tolist(), rows.sampled_ends.tolist(), strict=True)
-        sampled = [self._sample(slot, end) for slot, end in ends]
-        failed = [row for row, (token, _) in zip(rows.sampled.tolist(), sampled, strict=True) if token == NOT_FINITE]
+        inputs = self._slots.apply(step)
+        self._cells[inputs.cells] = inputs.token_ids
+        self._let_time_pass(inputs.token_ids.size)
+        ends = zip(inputs.sampled_slots.tolist(), inputs.sampled_ends.tolist(), strict=True)
+        sampled = [self._sample(slot, inputs.page_tables[slot], end) for slot, end in ends]
+        failed = [row for row, (token, _) in zip(inputs.sampled.tolist(), sampled, strict=True) if token == NOT_FINITE]
         token_ids = [max(token, 0) for token, _ in sampled]
-        told = self._told(rows) if self._slots.tells_prompts else ()
-        self._slots.append_sampled(rows, np.array(token_ids, np.int32))
+        told = self._told(inputs) if self._slots.reports_prompts(inputs) else ()
+        self._slots.append_sampled(inputs, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
             token_ids=pack_i32(token_ids),
@@ -85,9 +84,9 @@ class ScriptedDevice:
             failures=pack_i8([FinishReason.ERROR] * len(failed)),
         )
 
-    def _told(self, rows: StepRows) -> list[LogprobColumns | None]:
+    def _told(self, inputs: StepInputs) -> list[LogprobColumns | None]:
         """What each row tells of its prompt."""
-        table = zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
+        table = zip(inputs.slots.tolist(), inputs.starts.tolist(), inputs.counts.tolist(), strict=True)
         return [self._told_by_row(slot, start, count) for slot, start, count in table]
 
     def _told_by_row(self, slot: int, start: int, count: int) -> LogprobColumns | None:
@@ -103,15 +102,15 @@ class ScriptedDevice:
         if tokens and duration_us:
             self._wait(duration_us / 1e6)
 
-    def _sample(self, slot: int, end: int) -> tuple[int, LogprobEntries]:
+    def _sample(self, slot: int, page_table: Int32s, end: int) -> tuple[int, LogprobEntries]:
         page_size = self._limits.page_size_tokens
-        pages = self._slots.page_table(slot, end)
+        pages = page_table[: -(-end // page_size)]
         token_ids = self._cells.reshape(-1, page_size)[pages].reshape(-1)[:end]
         if (token_ids == _UNWRITTEN).any():
             raise InvariantViolated(f"slot {slot} reads a token that was never computed, from pages {pages.tolist()}")
         history = History(
             token_ids=token_ids,
-            prompt_tokens=self._slots.prompt_tokens(slot),
+            prompt_tokens=self._slots.prompt_ids(slot).size,
             choice=self._slots.choice(slot),
             sampling=self._slots.sampling(slot),
             missing_ids=self._slots.missing_ids(slot),

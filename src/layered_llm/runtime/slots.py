@@ -1,9 +1,9 @@
-"""The slot table: what each running choice is, as told by the deltas of the steps so far.
+"""The slots' ledger: how many tokens each running choice has, which pages, and whether a step fits that.
 
-Must not know: tensors, models, how a token is sampled, what a page holds.
+Must not know: token values, tensors, models, sampling, what a page holds.
 
-Shared by all devices. Everything is a column or a matrix of integers, so that the work per step grows with its rows, not
-with a Python object for each token. Invariants of an open slot: computed tokens ≤ known tokens ≤ context + 1, and its page
+Shared by all devices, also where the values are in a device's memory. Everything is a column or a matrix of integers, so that
+the work per step grows with its rows. Invariants of an open slot: computed tokens ≤ known tokens ≤ context + 1, and its page
 table covers its computed tokens. A step that contradicts the state is our own fault: InvariantViolated, and the process ends.
 """
 
@@ -12,142 +12,61 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
-from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.seen_tokens import SeenTokens, seen_tokens
-from layered_llm.runtime.step_rows import DecodeRun, FlatTokens, Int32s, Int64s, StepRows
+from layered_llm.runtime.step_inputs import DecodeRun, Int32s, Int64s, StepInputs
 
-_SURPLUS_TOKENS: Final = 1
+SURPLUS_TOKENS: Final = 1
 """With two steps in flight, a choice that ended in the first still samples in the second."""
 
 
-class SlotTable:
-    """State of all slots: tokens, page tables, counters, sampling parameters."""
+class SlotLedger:
+    """Counts and page tables of all slots."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
-        width = limits.context_tokens + _SURPLUS_TOKENS
-        self._tokens: Int32s = np.zeros((limits.slots, width), np.int32)
+        width = limits.context_tokens + SURPLUS_TOKENS
         self._pages: Int32s = np.zeros((limits.slots, -(-width // limits.page_size_tokens)), np.int32)
+        self._open_slots: set[int] = set()
         self._is_open: NDArray[np.bool_] = np.zeros(limits.slots, np.bool_)
         self._prompt_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._known_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._computed_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._start_limits: Int64s = np.zeros(limits.slots, np.int64)
         self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
-        self._choices: dict[int, tuple[int, TokenSampling]] = {}
-        self._seen: dict[int, SeenTokens] = {}
-        self._missing: dict[int, Int64s] = {}
-        self._tells_prompt: set[int] = set()
         self._run: DecodeRun | None = None
         """Of the last step, if it only decoded and no slot was opened or retired since."""
 
     @property
     def open_count(self) -> int:
-        return len(self._choices)
+        return len(self._open_slots)
 
-    def apply(self, step: ExecuteStep) -> StepRows:
-        """Applies the step's deltas in their order, then checks its rows and counts their tokens as computed."""
+    def apply(self, step: ExecuteStep) -> StepInputs:
+        """Applies the step's deltas in their order, then checks its rows and counts their tokens as computed.
+
+        The token ids are the caller's to fill in.
+        """
         self._apply_deltas(step)
-        if self._run is not None and self._run.goes_on(step):
-            rows = self._advanced(self._run)
-        else:
-            self._run = None
-            rows = self._checked_rows(step)
-        self._computed_tokens[rows.slots] = rows.ends
-        self._start_limits[rows.slots] = rows.ends
-        return rows
+        run = self._run
+        inputs = self._advanced(run) if run is not None and run.goes_on(step) else self._checked_inputs(step)
+        self._computed_tokens[inputs.slots] = inputs.ends
+        self._start_limits[inputs.slots] = inputs.ends
+        return inputs
 
-    def flatten(self, rows: StepRows) -> FlatTokens:
-        """The tokens that `rows`, which are those of the last step, compute, with their positions and cells."""
-        if rows.continues and self._run is not None:
-            return self._run.tokens
-        slots, positions = rows.slots, rows.starts
-        if rows.counts.max(initial=1) > 1:
-            slots = np.repeat(rows.slots, rows.counts)
-            firsts = np.cumsum(rows.counts) - rows.counts
-            positions = np.arange(slots.size) + np.repeat(rows.starts - firsts, rows.counts)
-        token_ids = self._tokens[slots, positions].astype(np.int64)
-        cells, steps_in_pages = self._placed(slots, positions)
-        tokens = FlatTokens(token_ids=token_ids, positions=positions, cells=cells)
-        if rows.all_decode:
-            self._run = DecodeRun.begin(rows, tokens, steps_in_pages)
-        return tokens
-
-    def append_sampled(self, rows: StepRows, token_ids: Int32s) -> None:
-        """Adds the token that each sampling row of the last step sampled to its slot's output."""
-        slots, known = rows.sampled_slots, rows.sampled_ends
-        self._tokens[slots, known] = token_ids
-        self._known_tokens[slots] = known + 1
+    def sampled(self, inputs: StepInputs) -> None:
+        """Each sampling row of the last step has one token more."""
+        self._known_tokens[inputs.sampled_slots] = inputs.sampled_ends + 1
         if self._run is not None:
-            self._run.feed(token_ids)
-        if self._tells_prompt:
-            self._tells_prompt.difference_update(slots.tolist())
-        if self._seen:
-            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
-                if (seen := self._seen.get(slot)) is not None:
-                    seen.add(token)
-
-    def page_table(self, slot: int, tokens: int) -> Int32s:
-        """Page ids that hold the slot's first `tokens` tokens; a view."""
-        return self._pages[slot, : -(-tokens // self._limits.page_size_tokens)]
-
-    def page_tables(self, slots: Int64s, pages: int) -> Int32s:
-        """The first `pages` page ids of each of `slots`, [slots, pages]; ids behind a table's end belong to some page."""
-        return self._pages[slots, :pages]
-
-    def page_table_addresses(self, slots: Int64s) -> Int64s:
-        """Where in memory the page ids (int32) of each of `slots` begin; valid as long as the table lives."""
-        first: int = self._pages.__array_interface__["data"][0]
-        return first + slots * self._pages.strides[0]
-
-    def prompt_ids(self, slot: int) -> Int32s:
-        """The slot's prompt; a view."""
-        return self._tokens[slot, : self._prompt_tokens[slot]]
-
-    def output_ids(self, slot: int) -> Int32s:
-        """The slot's output so far; a view."""
-        return self._tokens[slot, self._prompt_tokens[slot] : self._known_tokens[slot]]
+            self._run.sampled()
 
     def prompt_tokens(self, slot: int) -> int:
         return int(self._prompt_tokens[slot])
 
-    def output_tokens(self, slot: int) -> int:
-        return int(self._known_tokens[slot] - self._prompt_tokens[slot])
-
-    def choice(self, slot: int) -> int:
-        """Index of the slot's choice in its request."""
-        return self._choices[slot][0]
-
-    def sampling(self, slot: int) -> TokenSampling:
-        return self._choices[slot][1]
-
-    def seen_tokens(self, slot: int) -> SeenTokens | None:
-        """The slot's tokens so far, counted; None where no penalty needs it."""
-        return self._seen.get(slot)
-
-    def missing_ids(self, slot: int) -> Int64s | None:
-        """Ids that the slot must never sample, since no token has them; None where there are none."""
-        return self._missing.get(slot)
-
-    @property
-    def has_missing_ids(self) -> bool:
-        """Whether `missing_ids` says any of any slot."""
-        return bool(self._missing)
-
-    @property
-    def tells_prompts(self) -> bool:
-        """Whether something is told of the prompt of any slot."""
-        return bool(self._tells_prompt)
-
-    def prompt_logprobs(self, slot: int) -> int | None:
-        """How many of the likeliest tokens are told beside each prompt token; None where the prompt is not told, or was.
-
-        It was with the row that sampled the first token.
-        """
-        return self._choices[slot][1].prompt_logprobs if slot in self._tells_prompt else None
+    def known_tokens(self, slot: int) -> int:
+        """Prompt and output so far."""
+        return int(self._known_tokens[slot])
 
     def _apply_deltas(self, step: ExecuteStep) -> None:
         if step.retired or step.opened:
@@ -161,19 +80,19 @@ class SlotTable:
             if self._run is not None:
                 self._run.steps_in_pages = 0
 
-    def _advanced(self, run: DecodeRun) -> StepRows:
+    def _advanced(self, run: DecodeRun) -> StepInputs:
         """The next rows of a run. All that was true of the last ones is, but where they come to other pages, or to the end."""
-        leaves_pages, rows = run.steps_in_pages <= 0, run.rows
+        leaves_pages, inputs = run.steps_in_pages <= 0, run.inputs
         run.advance()
         if leaves_pages:
-            room = np.minimum(self._page_counts[rows.slots] * self._limits.page_size_tokens, self._limits.context_tokens)
-            if (rows.ends > room).any():
-                self._check_rows(rows.slots, rows.starts, rows.ends, np.ones(rows.slots.size, np.bool_))
-            run.tokens.cells[:], run.steps_in_pages = self._placed(rows.slots, rows.starts)
-        return rows
+            room = np.minimum(self._page_counts[inputs.slots] * self._limits.page_size_tokens, self._limits.context_tokens)
+            if (inputs.ends > room).any():
+                self._check_rows(inputs.slots, inputs.starts, inputs.ends, np.ones(inputs.slots.size, np.bool_))
+            inputs.cells[:], run.steps_in_pages = self._placed(inputs.slots, inputs.starts)
+        return inputs
 
     def _placed(self, slots: Int64s, positions: Int64s) -> tuple[Int64s, int]:
-        """The cells of tokens, and how many more fit behind each of them, in its page and in the context."""
+        """The cells of tokens, and how many more fit after each of them, in its page and in the context."""
         page_size = np.int64(self._limits.page_size_tokens)
         pages, offsets = np.divmod(positions, page_size)
         page_left = int(page_size - 1 - offsets.max(initial=0))
@@ -181,53 +100,26 @@ class SlotTable:
         return self._pages[slots, pages] * page_size + offsets, min(page_left, context_left)
 
     def _retire(self, slot: int) -> None:
-        if self._choices.pop(slot, None) is None:
+        if slot not in self._open_slots:
             raise InvariantViolated(f"slot {slot} is retired but not open")
-        self._seen.pop(slot, None)
-        self._missing.pop(slot, None)
-        self._tells_prompt.discard(slot)
+        self._open_slots.remove(slot)
         self._is_open[slot] = False
 
     def _open(self, opening: OpenSlot) -> None:
         slot = int(opening.slot)
-        if slot in self._choices or not 0 <= slot < self._limits.slots:
+        if slot in self._open_slots or not 0 <= slot < self._limits.slots:
             raise InvariantViolated(f"slot {slot} is opened but already open or out of range")
-        prompt, output = _column(opening.prompt_ids), _column(opening.output_ids)
-        known = prompt.size + output.size
-        if not prompt.size or known > self._limits.context_tokens:
-            raise InvariantViolated(f"slot {slot} is opened with {prompt.size} prompt and {output.size} output tokens")
-        self._check_vocabulary(slot, prompt)
-        self._check_vocabulary(slot, output)
-        for ids in (opening.sampling.biased_ids, opening.sampling.allowed_ids, *opening.sampling.bad_words):
-            self._check_vocabulary(slot, _column(ids))
-        self._tokens[slot, : prompt.size] = prompt
-        self._tokens[slot, prompt.size : known] = output
+        prompt, output = rows("i", opening.prompt_ids), rows("i", opening.output_ids)
+        if not prompt or prompt + output > self._limits.context_tokens:
+            raise InvariantViolated(f"slot {slot} is opened with {prompt} prompt and {output} output tokens")
+        self._open_slots.add(slot)
         self._is_open[slot] = True
-        self._prompt_tokens[slot] = prompt.size
-        self._known_tokens[slot] = known
+        self._prompt_tokens[slot] = prompt
+        self._known_tokens[slot] = prompt + output
         self._computed_tokens[slot] = 0
-        self._start_limits[slot] = known - 1
+        self._start_limits[slot] = prompt + output - 1
         self._page_counts[slot] = 0
         self._pages[slot] = 0
-        self._choices[slot] = (opening.choice, opening.sampling)
-        if (seen := seen_tokens(opening.sampling, prompt, output)) is not None:
-            self._seen[slot] = seen
-        if opening.sampling.missing_ranges:
-            self._missing[slot] = self._expanded(slot, _column(opening.sampling.missing_ranges))
-        if opening.sampling.prompt_logprobs is not None and not output.size:
-            self._tells_prompt.add(slot)
-
-    def _expanded(self, slot: int, ranges: Int32s) -> Int64s:
-        firsts, ends = ranges[::2], ranges[1::2]
-        self._check_vocabulary(slot, ranges[:1])
-        self._check_vocabulary(slot, ends[-1:] - 1)
-        if ranges.size % 2 or (np.diff(ranges) <= 0).any():
-            raise InvariantViolated(f"slot {slot} is opened with ranges of missing ids that do not rise")
-        return np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
-
-    def _check_vocabulary(self, slot: int, token_ids: Int32s) -> None:
-        if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < self._limits.vocabulary_size):
-            raise InvariantViolated(f"slot {slot} is opened with a token outside the vocabulary")
 
     def _apply_page_deltas(self, step: ExecuteStep) -> None:
         counts = _column(step.page_counts)
@@ -243,7 +135,7 @@ class SlotTable:
             taken += count
 
     def _set_pages(self, slot: int, offset: int, page_ids: Int32s) -> None:
-        if slot not in self._choices:
+        if slot not in self._open_slots:
             raise InvariantViolated(f"pages are given to slot {slot}, which is not open")
         length, end = int(self._page_counts[slot]), offset + page_ids.size
         if not 0 <= offset <= length or end > self._pages.shape[1]:
@@ -254,18 +146,38 @@ class SlotTable:
             self._start_limits[slot] = max(int(self._start_limits[slot]), replaced_tokens)
         self._page_counts[slot] = max(length, end)
 
-    def _checked_rows(self, step: ExecuteStep) -> StepRows:
+    def _checked_inputs(self, step: ExecuteStep) -> StepInputs:
         slots, starts = _column(step.slots).astype(np.int64), _column(step.starts).astype(np.int64)
         counts, samples = _column(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
+        self._check_slots(slots)
+        ends, last_tokens = starts + counts, np.cumsum(counts) - 1
+        self._check_rows(slots, starts, ends, samples != 0)
+        token_slots, positions = slots, starts
+        if counts.max(initial=1) > 1:
+            token_slots = np.repeat(slots, counts)
+            positions = np.arange(token_slots.size) + np.repeat(ends - 1 - last_tokens, counts)
+        cells, steps_in_pages = self._placed(token_slots, positions)
+        sampled = np.flatnonzero(samples)
+        inputs = StepInputs(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            ends=ends,
+            sampled=sampled,
+            logit_places=last_tokens[sampled],
+            token_ids=np.empty(positions.size, np.int64),
+            positions=positions,
+            cells=cells,
+            page_tables=self._pages,
+        )
+        self._run = DecodeRun.begin(inputs, steps_in_pages) if inputs.is_decode else None
+        return inputs
+
+    def _check_slots(self, slots: Int64s) -> None:
         if slots.size and not (slots.min() >= 0 and slots.max() < self._limits.slots and self._is_open[slots].all()):
             raise InvariantViolated(f"a row names a slot that is not open: {slots.tolist()}")
         if len(set(slots.tolist())) != slots.size:
             raise InvariantViolated(f"a slot has two rows in one step: {slots.tolist()}")
-        ends = starts + counts
-        self._check_rows(slots, starts, ends, samples != 0)
-        sampled = np.flatnonzero(samples)
-        last_tokens = (np.cumsum(counts) - 1)[sampled]
-        return StepRows(slots=slots, starts=starts, counts=counts, ends=ends, sampled=sampled, last_tokens=last_tokens)
 
     def _check_rows(self, slots: Int64s, starts: Int64s, ends: Int64s, samples: NDArray[np.bool_]) -> None:
         known = self._known_tokens[slots]
@@ -282,7 +194,7 @@ class SlotTable:
                 raise InvariantViolated(self._describe(fault, int(is_faulty.argmax()), slots, starts, ends))
 
     def _is_gap(self, slots: Int64s, starts: Int64s) -> NDArray[np.bool_]:
-        """A row continues its slot; the first one, and one behind replaced pages, may skip what the pages already hold."""
+        """A row continues its slot; the first one, and one after replaced pages, may skip what the pages already hold."""
         return (starts < self._computed_tokens[slots]) | (starts > self._start_limits[slots])
 
     def _describe(self, fault: str, row: int, slots: Int64s, starts: Int64s, ends: Int64s) -> str:

@@ -17,8 +17,7 @@ from layered_llm.runtime.linear import Linear
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.rotation_table import RotationTable
-from layered_llm.runtime.slots import SlotTable
-from layered_llm.runtime.step_rows import FlatTokens, StepRows
+from layered_llm.runtime.step_inputs import StepInputs
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -30,21 +29,21 @@ class TorchDecoder:
     page_size_tokens: int
 
     @torch.inference_mode()
-    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
-        return self._hidden(slots, rows, tokens).numpy()
+    def hidden(self, inputs: StepInputs) -> Float32s:
+        return self._hidden(inputs).numpy()
 
     @torch.inference_mode()
     def logits(self, hidden: Float32s) -> Float32s:
         return self.model.logits(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
-    def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
-        hidden = self._hidden(slots, rows, tokens).index_select(0, torch.from_numpy(rows.last_tokens))
+    def sampled_logits(self, inputs: StepInputs) -> Float32s:
+        hidden = self._hidden(inputs).index_select(0, torch.from_numpy(inputs.logit_places))
         return self.model.logits(hidden).numpy()
 
-    def _hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> torch.Tensor:
-        plan = plan_attention(slots, rows, tokens, page_size_tokens=self.page_size_tokens)
-        return self.model.hidden(torch.from_numpy(tokens.token_ids), self.cache, plan)
+    def _hidden(self, inputs: StepInputs) -> torch.Tensor:
+        plan = plan_attention(inputs, page_size_tokens=self.page_size_tokens)
+        return self.model.hidden(torch.from_numpy(inputs.token_ids), self.cache, plan)
 
 
 def open_decoder(

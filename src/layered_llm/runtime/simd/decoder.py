@@ -25,8 +25,7 @@ from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of, whole_lines
 from layered_llm.runtime.simd.step_kernels import Needs
 from layered_llm.runtime.simd.tasks import ModelTables
-from layered_llm.runtime.slots import SlotTable
-from layered_llm.runtime.step_rows import FlatTokens, Int64s, StepRows
+from layered_llm.runtime.step_inputs import Int64s, StepInputs
 
 
 def needs_of(weights: DecoderWeights, pool: KvPool) -> Needs:
@@ -67,10 +66,10 @@ class SimdDecoder:
         """The words still say all of the step before, and its arrays lie where they say."""
         self._set_model_words()
 
-    def hidden(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+    def hidden(self, inputs: StepInputs) -> Float32s:
         """Runs all tokens of a step, storing their keys and values: fp32 [tokens, hidden], not yet normalised."""
         self._says_last_step = False
-        x = self._set_step(slots, rows, tokens)
+        x = self._set_step(inputs)
         self._crew.carry_out(Command.LAYERS)
         return x
 
@@ -84,13 +83,13 @@ class SimdDecoder:
         self._crew.carry_out(Command.HEAD)
         return logits
 
-    def sampled_logits(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+    def sampled_logits(self, inputs: StepInputs) -> Float32s:
         """[sampled rows, vocabulary]; the threads are woken once for layers and head."""
-        if rows.continues and self._says_last_step:
+        if inputs.continues and self._says_last_step:
             self._set_next_positions()
         else:
-            self._set_step(slots, rows, tokens)
-            self._set_head(rows.last_tokens)
+            self._set_step(inputs)
+            self._set_head(inputs.logit_places)
             self._says_last_step = True
         self._crew.carry_out(Command.STEP)
         return self._logits.matrices[0][: len(self._places)]
@@ -99,17 +98,17 @@ class SimdDecoder:
         """Ends the threads."""
         self._crew.close()
 
-    def _set_step(self, slots: SlotTable, rows: StepRows, tokens: FlatTokens) -> Float32s:
+    def _set_step(self, inputs: StepInputs) -> Float32s:
         """The residual stream of the step's tokens, [tokens, hidden]."""
-        control, count = self._crew.control, len(tokens.token_ids)
+        control, count = self._crew.control, len(inputs.token_ids)
         self._hold_tokens(count)
-        self._set_rotations(int(rows.ends.max()))
-        x, self._items = self._token_buffers.matrices[0], attention_items(slots, rows, self._block_tokens)
+        self._set_rotations(int(inputs.ends.max()))
+        x, self._items = self._token_buffers.matrices[0], attention_items(inputs, self._block_tokens)
         control[Word.X] = address_of(x)
         control[Word.TOKENS] = count
-        control[Word.TOKEN_IDS] = address_of(tokens.token_ids)
-        control[Word.POSITIONS] = address_of(tokens.positions)
-        control[Word.CELLS] = address_of(tokens.cells)
+        control[Word.TOKEN_IDS] = address_of(inputs.token_ids)
+        control[Word.POSITIONS] = address_of(inputs.positions)
+        control[Word.CELLS] = address_of(inputs.cells)
         control[Word.ITEMS] = address_of(self._items)
         control[Word.ITEM_COUNT] = len(self._items)
         return x[:count]
@@ -186,14 +185,14 @@ class SimdDecoder:
             self._crew.control[word] = value
 
 
-def attention_items(slots: SlotTable, rows: StepRows, block_tokens: int) -> Int64s:
+def attention_items(inputs: StepInputs, block_tokens: int) -> Int64s:
     """Rows of `ItemWord`s: each row of the step in blocks of so many tokens, those with the most positions first."""
-    items = np.empty((rows.slots.size, len(ItemWord)), np.int64)
-    items[:, ItemWord.PAGE_TABLE] = slots.page_table_addresses(rows.slots)
-    items[:, ItemWord.FIRST] = np.cumsum(rows.counts) - rows.counts
-    items[:, ItemWord.COUNT] = rows.counts
-    items[:, ItemWord.START] = rows.starts
-    if rows.counts.max() > block_tokens:
+    items = np.empty((inputs.slots.size, len(ItemWord)), np.int64)
+    items[:, ItemWord.PAGE_TABLE] = address_of(inputs.page_tables) + inputs.slots * inputs.page_tables.strides[0]
+    items[:, ItemWord.FIRST] = np.cumsum(inputs.counts) - inputs.counts
+    items[:, ItemWord.COUNT] = inputs.counts
+    items[:, ItemWord.START] = inputs.starts
+    if inputs.counts.max() > block_tokens:
         items = _cut(items, block_tokens)
     work = (items[:, ItemWord.START] + items[:, ItemWord.COUNT]) * items[:, ItemWord.COUNT]
     return items[np.argsort(-work, kind="stable")]

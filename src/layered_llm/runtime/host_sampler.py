@@ -1,0 +1,80 @@
+"""The sampler of a device whose logits and token values are on the host: each slot's parameters, applied row by row in numpy.
+
+Must not know: models, links, how a token is drawn.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
+from layered_llm.runtime.host_slots import HostSlots
+from layered_llm.runtime.logit_adjustments import mask_missing
+from layered_llm.runtime.logprobs import first_logprob, following_logprobs, has_nan, raw_logprobs
+from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.sample_row import SampleRow, tokens_looked_at
+from layered_llm.runtime.sampler import best_tokens, sample_tokens
+from layered_llm.runtime.step_inputs import StepInputs
+from layered_llm.runtime.step_model import Sampled
+
+
+class HostSampler:
+    """A Sampler. Rows that all take the likeliest token of the model's own logits need no object each."""
+
+    def __init__(self, slots: HostSlots) -> None:
+        self._slots = slots
+
+    def sample(self, logits: Float32s, inputs: StepInputs) -> Sampled:
+        slots = inputs.sampled_slots.tolist()
+        if not self._slots.take_best(slots):
+            return self._sample_rows(logits, inputs, [self._row(slot) for slot in slots])
+        if self._slots.has_missing_ids:
+            mask_missing(logits, map(self._slots.missing_ids, slots))
+        best, failed = best_tokens(logits)
+        return Sampled(token_ids=best.astype(np.int32), failed_rows=_rows_of(failed, inputs))
+
+    def prompt_logprobs(
+        self, hidden: Float32s, inputs: StepInputs, logits_of: Callable[[Float32s], Float32s]
+    ) -> tuple[PromptLogprobs | None, frozenset[int]]:
+        reported = list(self._reported(hidden, inputs, logits_of))
+        failed = frozenset(row for row, columns in enumerate(reported) if columns is not None and has_nan(columns))
+        return PromptLogprobs.of([None if row in failed else columns for row, columns in enumerate(reported)]), failed
+
+    def _sample_rows(self, logits: Float32s, inputs: StepInputs, rows: list[SampleRow]) -> Sampled:
+        raw = raw_logprobs(logits, rows)
+        token_ids, not_finite = sample_tokens(logits, rows)
+        failed = {*not_finite, *(raw.failed if raw is not None else ())}
+        logprobs = None if raw is None else raw.columns(token_ids, failed)
+        return Sampled(token_ids=token_ids, logprobs=logprobs, failed_rows=_rows_of(failed, inputs))
+
+    def _row(self, slot: int) -> SampleRow:
+        sampling, output = self._slots.sampling(slot), self._slots.output_ids(slot)
+        looked_at = tokens_looked_at(sampling) if sampling.bad_words else 0
+        return SampleRow(
+            sampling=sampling,
+            choice=self._slots.choice(slot),
+            output_position=output.size,
+            seen=self._slots.seen_tokens(slot),
+            missing=self._slots.missing_ids(slot),
+            recent=tuple(output[max(output.size - looked_at, 0) :].tolist()),
+        )
+
+    def _reported(
+        self, hidden: Float32s, inputs: StepInputs, logits_of: Callable[[Float32s], Float32s]
+    ) -> Iterator[LogprobColumns | None]:
+        table = (inputs.slots.tolist(), inputs.starts.tolist(), inputs.counts.tolist(), np.cumsum(inputs.counts).tolist())
+        for slot, start, count, end in zip(*table, strict=True):
+            top, prompt = self._slots.prompt_logprobs(slot), self._slots.prompt_ids(slot)
+            if top is None or start >= prompt.size:
+                yield None
+                continue
+            following = prompt[start + 1 : start + count + 1]
+            first = end - count
+            hidden_before = hidden[first : first + len(following)]
+            told = following_logprobs(hidden_before, following, top, logits_of, self._slots.missing_ids(slot))
+            yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
+
+
+def _rows_of(failed: Iterable[int], inputs: StepInputs) -> frozenset[int]:
+    """The rows of the step that are the `failed` ones of those that sample."""
+    return frozenset(int(inputs.sampled[index]) for index in failed)
