@@ -118,7 +118,7 @@ def limits(machine: Rates, config: ModelConfig, file_bytes: int, name: str) -> d
     """Tokens per second that the machine allows."""
     variant = VARIANTS[name]
     shape = ModelShape(
-        layers=config.layers,
+        layers=config.layer_count,
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_size=config.head_dim,

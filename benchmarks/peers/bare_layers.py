@@ -17,7 +17,6 @@ from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.kv_cache import KvCache
 from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.panels import in_panels
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
@@ -42,7 +41,7 @@ def step_models(checkpoint: Path, prompt_tokens: int) -> Iterator[tuple[str, Ste
     if isinstance(machine, Machine):
         arrange = partial(in_panels, layout=panels_for(machine), room=HugePages(None).take)
     reader = CheckpointReader.of(files.tensors(), dtype="auto", arrange=arrange)
-    weights = builder_of(files.config.architecture)(files.config, reader)
+    weights = files.family.build(files.config, reader)
     if isinstance(machine, Machine):
         yield "our kernels", _kernels(weights, pages, machine)
     cache = KvCache.allocate(files.config, pages=pages, page_size_tokens=PAGE_TOKENS)

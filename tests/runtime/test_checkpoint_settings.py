@@ -16,9 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from layered_llm.runtime import rotation_table
 from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.model_classes import CLASSES
-from layered_llm.runtime.model_config import ModelConfigError, parse_model_config
-from layered_llm.runtime.models.registry import BUILDERS
+from layered_llm.runtime.model_config import ModelConfigError, WindowAttention
+from layered_llm.runtime.models.registry import FAMILIES, family_of
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_logits
 from support.runtime_options import make_options
@@ -140,14 +139,14 @@ def test_a_head_in_the_file_counts_before_a_config_that_ties_it(head: str, kerne
     assert_as_transformers(tmp_path, kernels)
 
 
-@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_defaults_are_those_of_transformers_classes(model_type: str) -> None:
     config = AutoConfig.for_model(model_type).to_dict()
     if model_type.startswith("qwen"):
         config["sliding_window"] = AutoConfig.for_model(model_type, use_sliding_window=True).sliding_window
     heads = config["num_attention_heads"]
     made = {"head_dim": config["hidden_size"] // heads, "num_key_value_heads": heads, "sliding_window": None}
-    own = CLASSES[model_type].defaults
+    own = FAMILIES[model_type].defaults
     assert {name: config.get(name, made.get(name)) for name in own} == {
         name: made[name] if value is None else value for name, value in own.items()
     }
@@ -187,7 +186,7 @@ def some_of(chance: random.Random, values: dict[str, list[Any]]) -> dict[str, An
     return {name: chance.choice(choices) for name, choices in values.items() if chance.random() < 0.5}
 
 
-@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_any_mixture_of_old_and_new_settings_means_what_transformers_makes_of_it(model_type: str) -> None:
     chance, compared = random.Random(0), 0
     for _ in range(200):
@@ -198,20 +197,19 @@ def test_any_mixture_of_old_and_new_settings_means_what_transformers_makes_of_it
             inverse_frequencies = ROTATIONS[model_type](config).inv_freq
         except (KeyError, ZeroDivisionError):
             with pytest.raises(ModelConfigError):
-                parse_model_config(raw)
+                family_of(raw).parse(raw)
             continue
-        own = parse_model_config(raw)
+        own = family_of(raw).parse(raw)
         assert config.num_key_value_heads == own.kv_heads, raw
         assert (getattr(config, "head_dim", None) or 16) == own.head_dim, raw
         assert (config.max_position_embeddings, config.rms_norm_eps) == (own.context_tokens, own.norm_eps), raw
         assert config.tie_word_embeddings is own.tied_head, raw
         frequencies = torch.from_numpy(rotation_table.inverse_frequencies(own.rope, own.head_dim))
         torch.testing.assert_close(frequencies, inverse_frequencies.double(), rtol=2e-6, atol=0, msg=str(raw))
-        sees_all = model_type.startswith("qwen") and "sliding_attention" not in config.layer_types
-        assert (None if sees_all else getattr(config, "sliding_window", None)) == own.window_tokens, raw
+        types = config.layer_types if model_type.startswith("qwen") else ["sliding_attention"] * own.layer_count
+        window = getattr(config, "sliding_window", None)
+        assert [None if each == "full_attention" else window for each in types] == [
+            layer.attention.window_tokens if isinstance(layer.attention, WindowAttention) else None for layer in own.layers
+        ], raw
         compared += 1
     assert compared > 100
-
-
-def test_every_class_is_built() -> None:
-    assert set(BUILDERS) == {each.architecture for each in CLASSES.values()}

@@ -3,17 +3,24 @@ import math
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from layered_llm.runtime.config_json import find_config_json
 from layered_llm.runtime.model_config import (
+    ExpertsSpec,
+    FullAttention,
+    GatedSpec,
     LinearScaling,
     Llama3Scaling,
+    ModelConfig,
     ModelConfigError,
     RopeConfig,
-    parse_model_config,
-    read_config_json,
-    refuse_window,
+    WindowAttention,
+    refuse_layers,
 )
+from layered_llm.runtime.model_files import read_model
+from layered_llm.runtime.models.registry import family_of
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,11 +33,15 @@ RAW: dict[str, Any] = {
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
-QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+def parse(raw: dict[str, Any]) -> ModelConfig:
+    return family_of(raw).parse(raw)
+
+
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 
 
 def test_absent_settings_take_hugging_faces_defaults() -> None:
-    config = parse_model_config(RAW)
+    config = parse(RAW)
     assert (4, 16, 2048, 1e-6, RopeConfig(theta=10_000.0, scaling=None), False) == (
         config.kv_heads,
         config.head_dim,
@@ -42,7 +53,7 @@ def test_absent_settings_take_hugging_faces_defaults() -> None:
 
 
 def test_an_explicit_head_size_wins() -> None:
-    config = parse_model_config(RAW | {"head_dim": 80, "num_key_value_heads": 2})
+    config = parse(RAW | {"head_dim": 80, "num_key_value_heads": 2})
     assert (320, 160) == (config.query_size, config.kv_size)
 
 
@@ -56,16 +67,16 @@ def test_an_explicit_head_size_wins() -> None:
 )
 def test_old_and_new_spellings_of_rope_mean_the_same(settings: dict[str, Any]) -> None:
     scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_tokens=32)
-    assert RopeConfig(theta=5e5, scaling=scaling) == parse_model_config(RAW | settings).rope
+    assert RopeConfig(theta=5e5, scaling=scaling) == parse(RAW | settings).rope
 
 
 def test_positions_may_be_scaled_down() -> None:
     settings = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
-    assert RopeConfig(theta=3.0, scaling=LinearScaling(factor=2.0)) == parse_model_config(RAW | settings).rope
+    assert RopeConfig(theta=3.0, scaling=LinearScaling(factor=2.0)) == parse(RAW | settings).rope
 
 
 def test_null_rope_scaling_is_none() -> None:
-    assert RopeConfig(theta=3.0, scaling=None) == parse_model_config(RAW | {"rope_theta": 3, "rope_scaling": None}).rope
+    assert RopeConfig(theta=3.0, scaling=None) == parse(RAW | {"rope_theta": 3, "rope_scaling": None}).rope
 
 
 @pytest.mark.parametrize(
@@ -112,6 +123,7 @@ def test_null_rope_scaling_is_none() -> None:
         ),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of names, got 'LlamaForCausalLM'"),
         ({"architectures": [1]}, "architectures must be a list of names"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers=2147483647 is not supported, at most 10000"),
         ({"num_hidden_layers": 2**31}, "num_hidden_layers must be a positive integer up to 2147483647, got '2147483648'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method='gptq' is not supported"),
@@ -131,30 +143,50 @@ def test_null_rope_scaling_is_none() -> None:
 )
 def test_what_is_not_supported_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
-        parse_model_config(RAW | settings)
+        parse(RAW | settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "window_tokens"),
+    ("settings", "windows"),
     [
-        ({"sliding_window": 64}, 64),
-        (QWEN2 | {"sliding_window": 64}, None),
-        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True}, None),
-        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, 64),
-        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}, 4096),
-        (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 4096),
-        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}, 4096),
+        ({"sliding_window": 64}, [64, 64]),
+        (QWEN2 | {"sliding_window": 64}, [None, None]),
+        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True}, [None, None]),
+        (QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, [None, 64]),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}, [4096, 4096]),
+        (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, [None, 4096]),
+        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}, [4096, 4096]),
     ],
 )
-def test_the_window_is_that_of_the_class(settings: dict[str, Any], window_tokens: int | None) -> None:
-    assert window_tokens == parse_model_config(RAW | settings | {"num_key_value_heads": 4}).window_tokens
+def test_the_windows_are_those_of_the_class(settings: dict[str, Any], windows: list[int | None]) -> None:
+    layers = parse(RAW | settings | {"num_key_value_heads": 4}).layers
+    assert [FullAttention() if window is None else WindowAttention(window) for window in windows] == [
+        layer.attention for layer in layers
+    ]
 
 
 def test_a_window_is_refused_below_the_context_alone() -> None:
-    config = parse_model_config(RAW | {"sliding_window": 64})
-    refuse_window(config, 64)
+    config = parse(RAW | {"sliding_window": 64})
+    refuse_layers(config, 64)
     with pytest.raises(ModelConfigError, match="sliding_window=64 is not supported below the context of 65 tokens"):
-        refuse_window(config, 65)
+        refuse_layers(config, 65)
+
+
+EXPERTS = ExpertsSpec(experts=8, experts_per_token=2, expert=GatedSpec(intermediate_size=32, has_bias=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp": EXPERTS}, "layers with experts are not supported, and one has 8"),
+        ({"rope": RopeConfig(theta=7.0, scaling=None)}, "layers with several rotary position embeddings are not supported"),
+    ],
+)
+def test_a_layer_that_nothing_computes_is_refused_wherever_it_is(changes: dict[str, Any], message: str) -> None:
+    config = parse(RAW)
+    refuse_layers(config, 64)
+    with pytest.raises(ModelConfigError, match=message):
+        refuse_layers(attrs.evolve(config, layers=(config.layers[0], attrs.evolve(config.layers[1], **changes))), 64)
 
 
 ODD: list[Any] = [
@@ -190,7 +222,7 @@ def test_any_value_of_a_setting_is_read_or_refused_in_one_line(name: str, family
     refusals = [""]
     for value in ODD:
         try:
-            parse_model_config(RAW | family | {"num_key_value_heads": 2, name: value})
+            parse(RAW | family | {"num_key_value_heads": 2, name: value})
         except ModelConfigError as error:
             refusals.append(str(error))
     assert max(map(len, refusals)) < 400
@@ -199,16 +231,16 @@ def test_any_value_of_a_setting_is_read_or_refused_in_one_line(name: str, family
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="does not exist"):
-        read_config_json(tmp_path)
+        read_model(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 100_000, '{"a": ' + "9" * 4001 + "}"])
 def test_a_broken_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelConfigError, match=r"config\.json"):
-        read_config_json(tmp_path)
+        read_model(tmp_path)
 
 
 def test_a_config_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RAW))
-    assert RAW == read_config_json(tmp_path)
+    assert RAW == find_config_json(tmp_path)

@@ -14,7 +14,6 @@ from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels, in_panels
 from layered_llm.runtime.simd.tasks import ModelTables
 from layered_llm.runtime.step_inputs import StepInputs
@@ -156,7 +155,7 @@ def test_matrices_in_panels_of_another_machine_are_refused(llama: Path) -> None:
     files = read_model(llama)
     arrange = partial(in_panels, layout=byte_panels(16), room=lambda count: np.empty(count, np.uint8))
     reader = CheckpointReader.of(files.tensors(), dtype="int8", arrange=arrange)
-    weights = builder_of(files.config.architecture)(files.config, reader)
+    weights = files.family.build(files.config, reader)
     ModelTables.of(weights, byte_panels(16))
     with pytest.raises(InvariantViolated, match="does not lie in the panels"):
         ModelTables.of(weights, FLOAT_PANELS)

@@ -5,7 +5,8 @@ from typing import Final
 
 import pytest
 
-from layered_llm.runtime.model_config import ModelConfig, parse_model_config
+from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.models.registry import FAMILIES
 from layered_llm.runtime.simd.kv_pool import KvPool
 
 LAYERS: Final = 8
@@ -13,9 +14,8 @@ PAGES: Final = 4096
 
 
 def config() -> ModelConfig:
-    return parse_model_config(
+    return FAMILIES["llama"].parse(
         {
-            "architectures": ["LlamaForCausalLM"],
             "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": LAYERS,

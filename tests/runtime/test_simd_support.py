@@ -4,7 +4,7 @@ from typing import Any
 import attrs
 import pytest
 
-from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.model_config import GatedSpec, ModelConfig
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.simd.machine import Machine
 from layered_llm.runtime.simd.support import machine_for
@@ -20,6 +20,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return read_model(directory).config
 
 
+def resized(config: ModelConfig, *, intermediate_size: int = 96, **sizes: Any) -> ModelConfig:
+    mlp = GatedSpec(intermediate_size=intermediate_size, has_bias=False)
+    return attrs.evolve(config, layers=tuple(attrs.evolve(layer, mlp=mlp) for layer in config.layers), **sizes)
+
+
 @pytest.mark.parametrize(
     ("sizes", "lanes"),
     [
@@ -32,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     ],
 )
 def test_vectors_are_no_wider_than_the_models_sizes_fill(sizes: dict[str, Any], lanes: int, config: ModelConfig) -> None:
-    found = machine_for(attrs.evolve(config, **sizes), WIDE)
+    found = machine_for(resized(config, **sizes), WIDE)
     assert isinstance(found, Machine)
     assert (attrs.evolve(WIDE, lanes=lanes)) == attrs.evolve(found, has_byte_products=True)
 
@@ -52,7 +57,7 @@ def test_vectors_are_no_wider_than_the_models_sizes_fill(sizes: dict[str, Any], 
 def test_bytes_are_multiplied_where_whole_blocks_are_computed_at_once(
     sizes: dict[str, Any], has_byte_products: bool, has_them: bool, config: ModelConfig
 ) -> None:
-    found = machine_for(attrs.evolve(config, **sizes), attrs.evolve(WIDE, has_byte_products=has_them))
+    found = machine_for(resized(config, **sizes), attrs.evolve(WIDE, has_byte_products=has_them))
     assert isinstance(found, Machine)
     assert (has_byte_products and has_them) == found.has_byte_products
 
@@ -67,4 +72,10 @@ def test_bytes_are_multiplied_where_whole_blocks_are_computed_at_once(
     ],
 )
 def test_sizes_that_fill_no_vector_are_named(sizes: dict[str, Any], told: str, config: ModelConfig) -> None:
-    assert told == machine_for(attrs.evolve(config, **sizes), WIDE)
+    assert told == machine_for(resized(config, **sizes), WIDE)
+
+
+def test_layers_that_are_not_of_one_size_are_named(config: ModelConfig) -> None:
+    layers = (config.layers[0], resized(config, intermediate_size=128).layers[1])
+    expected = "the model's layers have intermediate sizes of their own"
+    assert expected == machine_for(attrs.evolve(config, layers=layers), WIDE)

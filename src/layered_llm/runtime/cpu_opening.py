@@ -15,9 +15,8 @@ from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, go_on, one_line
 from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.memory import available_bytes
-from layered_llm.runtime.model_config import ModelConfig, refuse_window
+from layered_llm.runtime.model_config import ModelConfig, refuse_layers
 from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.models.registry import builder_of
 from layered_llm.runtime.options import RuntimeOptions
 from layered_llm.runtime.panels import Matrix, in_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
@@ -46,11 +45,11 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[]
     free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
-    refuse_window(config, chosen_context(config.context_tokens, options.context_override))
-    build, machine = builder_of(config.architecture), _find_machine(options, config)
+    refuse_layers(config, chosen_context(config.context_tokens, options.context_override))
+    machine = _find_machine(options, config)
     arrange = as_it_is if machine is None else partial(in_panels, layout=panels_for(machine), room=HugePages(free_bytes).take)
     reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=partial(_arranged, arrange, check))
-    weights = build(config, reader)
+    weights = files.family.build(config, reader)
     reader.finish()
     weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
     pool = _size_pool(options, config, weight_bytes, free_bytes)

@@ -25,20 +25,34 @@ class LinearWeights:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class LayerWeights:
-    """Pre-normalised attention and gated MLP. Norms are fp32 vectors."""
+class AttentionWeights:
+    """Of a layer's attention."""
 
-    attention_norm: Float32s
     qkv: LinearWeights
     """Queries, keys and values, one below the other."""
     query_norm: Float32s | None
-    """[head_dim]; None where the family has no norm for each head, as the key's."""
+    """[head_dim]; None where the layer has no norm for each head, as the key's."""
     key_norm: Float32s | None
     output: LinearWeights
-    mlp_norm: Float32s
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GatedWeights:
+    """Of a gated MLP."""
+
     gate_up: LinearWeights
     """The gate's rows, then those of the up projection."""
     down: LinearWeights
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LayerWeights:
+    """Of what a `LayerSpec` describes. Norms are fp32 vectors."""
+
+    attention_norm: Float32s
+    attention: AttentionWeights
+    mlp_norm: Float32s
+    mlp: GatedWeights
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -49,6 +63,7 @@ class DecoderWeights:
     embedding: Matrix
     """[vocabulary, hidden]."""
     layers: tuple[LayerWeights, ...]
+    """One for each of the config's."""
     norm: Float32s
     head: Matrix
     """[vocabulary, hidden]; the embedding itself where they are tied."""
@@ -68,7 +83,7 @@ class DecoderWeights:
         """Each once."""
         yield self.embedding
         for layer in self.layers:
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
                 yield linear.matrix
         if self.head is not self.embedding:
             yield self.head

@@ -19,20 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.formats.gguf import GgufError, GgufFile, GgufTensor
+from layered_llm.runtime.config_json import shown
 from layered_llm.runtime.gguf_keys import changing_keys
 from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.model_config import (
-    FrequencyFactors,
-    LinearScaling,
-    ModelConfig,
-    ModelConfigError,
-    RopeConfig,
-    parse_model_config,
-)
+from layered_llm.runtime.model_config import FrequencyFactors, LinearScaling, ModelConfig, ModelConfigError, RopeConfig
+from layered_llm.runtime.models.registry import FAMILIES, Family
 from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, StoredTensor, weight_format
 
 _LOG: Final = logging.getLogger(__name__)
-_CLASSES: Final = MappingProxyType({"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"})
+_ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+"""Each is named like the `model_type` of its family."""
 _INTERLEAVED: Final = "llama"
 """The architecture whose query and key rows are interleaved."""
 _OUTER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
@@ -59,7 +55,6 @@ _BLOCK_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _FREQUENCY_FACTORS: Final = "rope_freqs.weight"
 _NAMES_SHOWN: Final = 8
-_VALUE_SHOWN: Final = 80
 
 
 @attrs.frozen(eq=False)
@@ -78,16 +73,16 @@ class GgufModel:
             purpose = file.get("general.type")
         except GgufError as error:
             raise CheckpointError(str(error)) from error
-        if not isinstance(architecture, str) or architecture not in _CLASSES:
+        if architecture not in _ARCHITECTURES:
             raise CheckpointError(
-                f"{path}: architecture {_told(architecture)} is not supported in a GGUF file, only {', '.join(_CLASSES)}"
+                f"{path}: architecture {shown(architecture)} is not supported in a GGUF file, only {', '.join(_ARCHITECTURES)}"
             )
         if parts not in (None, 0, 1):
             raise CheckpointError(
-                f"{path} is one of {_told(parts)} parts of a model: join them with 'llama-gguf-split --merge' first"
+                f"{path} is one of {shown(parts)} parts of a model: join them with 'llama-gguf-split --merge' first"
             )
         if purpose not in (None, "model"):
-            raise CheckpointError(f"{path}: general.type is {_told(purpose)}, and only a model can be served")
+            raise CheckpointError(f"{path}: general.type is {shown(purpose)}, and only a model can be served")
         unknown = [name for name in file.tensors if name != _FREQUENCY_FACTORS and _hugging_face_name(name) is None]
         if unknown:
             raise CheckpointError(f"{path}: tensors that are not supported in a GGUF file: {_listed(unknown)}")
@@ -95,13 +90,17 @@ class GgufModel:
         model._refuse_unread_metadata()
         return model
 
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self._architecture]
+
     def config_json(self) -> dict[str, Any]:
         """What a config.json would say of this model. Raises CheckpointError where the metadata lack it."""
         heads, hidden_size = self._number("attention.head_count", int), self._number("embedding_length", int)
         head_dim = self._optional("attention.key_length", int, hidden_size // max(heads, 1))
         window = self._optional("attention.sliding_window", int) or None
         return {
-            "architectures": [_CLASSES[self._architecture]],
+            "architectures": [self.family.architecture],
             "model_type": self._architecture,
             "vocab_size": self._embedding_rows(),
             "hidden_size": hidden_size,
@@ -124,12 +123,15 @@ class GgufModel:
     def config(self) -> ModelConfig:
         """Raises CheckpointError and ModelConfigError for what is missing, contradictory or not supported."""
         try:
-            config = parse_model_config(self.config_json())
+            config = self.family.parse(self.config_json())
         except ModelConfigError as error:
             raise ModelConfigError(f"{self._file.path}: its metadata do not make a model: {error}") from error
         self._check_head(config.head_dim)
         factors = self._file.tensors.get(_FREQUENCY_FACTORS)
-        return config if factors is None else attrs.evolve(config, rope=self._with_factors(config, factors))
+        if factors is None:
+            return config
+        rope = self._with_factors(config, factors)
+        return attrs.evolve(config, layers=tuple(attrs.evolve(layer, rope=rope) for layer in config.layers))
 
     def _with_factors(self, config: ModelConfig, tensor: GgufTensor) -> RopeConfig:
         """Each frequency divided by its own factor, and by that of all."""
@@ -165,8 +167,8 @@ class GgufModel:
         except GgufError as error:
             raise CheckpointError(str(error)) from error
         if unread:
-            shown = ", ".join(f"{key} = {_told(self._file.get(key))}" for key in unread[:_NAMES_SHOWN])
-            raise CheckpointError(f"{self._file.path}: metadata that are not supported in a GGUF file: {shown}")
+            values = ", ".join(f"{key} = {shown(self._file.get(key))}" for key in unread[:_NAMES_SHOWN])
+            raise CheckpointError(f"{self._file.path}: metadata that are not supported in a GGUF file: {values}")
 
     def tensors(self) -> dict[str, StoredTensor]:
         """All weights by their Hugging Face names, not read yet."""
@@ -206,7 +208,7 @@ class GgufModel:
         kind, factor = self._metadata("rope.scaling.type"), self._optional("rope.scaling.factor", float)
         older = self._optional("rope.scale_linear", float)
         if kind not in (None, "none", "linear"):
-            raise CheckpointError(f"{self._file.path}: rope scaling {_told(kind)} is not supported in a GGUF file")
+            raise CheckpointError(f"{self._file.path}: rope scaling {shown(kind)} is not supported in a GGUF file")
         factor = older if factor is None else factor
         scaling = {"rope_type": "linear", "factor": _shortest(factor)} if factor and kind != "none" else {}
         return {"rope_theta": 10_000.0 if theta is None else _shortest(theta), **scaling}
@@ -229,7 +231,7 @@ class GgufModel:
             value = value[0]
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise CheckpointError(
-                f"{self._file.path}: {self._architecture}.{name} must be one {kind.__name__}, but is {_told(value)}"
+                f"{self._file.path}: {self._architecture}.{name} must be one {kind.__name__}, but is {shown(value)}"
             )
         return default if value is None else value
 
@@ -268,11 +270,6 @@ def _in_halves(name: str, read: Callable[[], WeightMatrix], shape: tuple[int, ..
     order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     matrix = read()
     return encoded(matrix.dequantized()[:, order], WeightFormat.F32) if len(shape) == 1 else matrix.with_rows(order)
-
-
-def _told(value: object) -> str:
-    """A value of the file in a message of one line."""
-    return repr(value)[:_VALUE_SHOWN]
 
 
 def _listed(names: list[str]) -> str:

@@ -23,7 +23,7 @@ class KvCache:
     @classmethod
     def allocate(cls, config: ModelConfig, *, pages: int, page_size_tokens: int) -> "KvCache":
         """Raises MemoryError where the address space cannot hold it."""
-        shape = (config.layers, pages, page_size_tokens, 2, config.kv_heads, config.head_dim)
+        shape = (config.layer_count, pages, page_size_tokens, 2, config.kv_heads, config.head_dim)
         return cls(torch.from_numpy(np.zeros(shape, np.float32)))
 
     def write(self, layer: int, cells: torch.Tensor, keys_values: torch.Tensor) -> None:

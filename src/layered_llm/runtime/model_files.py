@@ -10,8 +10,10 @@ from typing import Any
 
 import attrs
 
+from layered_llm.runtime.config_json import CONFIG_FILE, find_config_json
 from layered_llm.runtime.gguf_model import GgufModel
-from layered_llm.runtime.model_config import ModelConfig, find_config_json, parse_model_config, read_config_json
+from layered_llm.runtime.model_config import ModelConfig, ModelConfigError
+from layered_llm.runtime.models.registry import Family, family_of
 from layered_llm.runtime.safetensors_files import safetensors_of
 from layered_llm.runtime.stored_tensors import StoredTensor
 
@@ -21,16 +23,21 @@ class ModelFiles:
     """What was found."""
 
     config: ModelConfig
+    family: Family
     tensors: Callable[[], Mapping[str, StoredTensor]]
     """Opens the weights, which are not read yet. Raises CheckpointError."""
 
 
 def read_model(model: Path) -> ModelFiles:
     """Of a GGUF file or a Hugging Face directory. Raises CheckpointError and ModelConfigError, each of one line."""
-    if model.is_dir():
-        return ModelFiles(parse_model_config(read_config_json(model)), partial(safetensors_of, model))
-    file = GgufModel.open(model)
-    return ModelFiles(file.config(), file.tensors)
+    if not model.is_dir():
+        file = GgufModel.open(model)
+        return ModelFiles(file.config(), file.family, file.tensors)
+    raw = find_config_json(model)
+    if raw is None:
+        raise ModelConfigError(f"{model / CONFIG_FILE} does not exist")
+    family = family_of(raw)
+    return ModelFiles(family.parse(raw), family, partial(safetensors_of, model))
 
 
 def read_raw_config(model: Path) -> Mapping[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.runtime.config_json import Settings
 from layered_llm.runtime.device import Device, DeviceError, go_on
-from layered_llm.runtime.model_config import read_size
 from layered_llm.runtime.model_files import read_raw_config
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.runtime.pool_size import chosen_context, size_pool
@@ -63,8 +63,8 @@ def _open_scripted(options: RuntimeOptions, *, now_us: Callable[[], int], wait: 
 
 
 def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
-    raw = read_raw_config(options.model)
-    context = read_size(raw, "max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
+    settings = Settings(read_raw_config(options.model))
+    context = settings.size("max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
     wish = options.pool_wish(
         page_bytes=options.page_size_tokens * _CELL_BYTES, context_tokens=chosen_context(context, options.context_override)
     )
@@ -74,7 +74,7 @@ def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
         page_size_tokens=options.page_size_tokens,
         slots=options.max_slots,
         context_tokens=pool.context_tokens,
-        vocabulary_size=read_size(raw, "vocab_size", default=_SCRIPTED_VOCABULARY_SIZE),
+        vocabulary_size=settings.size("vocab_size", default=_SCRIPTED_VOCABULARY_SIZE),
     )
 
 

@@ -57,7 +57,7 @@ def size_pool(wish: PoolWish, *, weight_bytes: int, free_bytes: int | None) -> P
 
 def page_bytes(config: ModelConfig, page_size_tokens: int, dtype: str) -> int:
     """Memory of one page with all layers, of numbers of `dtype`."""
-    return config.layers * page_size_tokens * 2 * config.kv_size * np.dtype(dtype).itemsize
+    return config.layer_count * page_size_tokens * 2 * config.kv_size * np.dtype(dtype).itemsize
 
 
 def chosen_context(model_tokens: int, override: int | None) -> int:

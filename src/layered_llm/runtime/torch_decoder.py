@@ -72,6 +72,7 @@ def expand_model(weights: DecoderWeights, check: Callable[[], None] = go_on) -> 
 
 def _layer(config: ModelConfig, weights: LayerWeights, number: int, check: Callable[[], None]) -> DecoderLayer:
     check()
+    attention = weights.attention
     return DecoderLayer(
         attention_norm=_norm(config, weights.attention_norm),
         attention=SelfAttention(
@@ -79,13 +80,13 @@ def _layer(config: ModelConfig, weights: LayerWeights, number: int, check: Calla
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
-            qkv=_linear(weights.qkv),
-            output=_linear(weights.output),
-            query_norm=None if weights.query_norm is None else _norm(config, weights.query_norm),
-            key_norm=None if weights.key_norm is None else _norm(config, weights.key_norm),
+            qkv=_linear(attention.qkv),
+            output=_linear(attention.output),
+            query_norm=None if attention.query_norm is None else _norm(config, attention.query_norm),
+            key_norm=None if attention.key_norm is None else _norm(config, attention.key_norm),
         ),
         mlp_norm=_norm(config, weights.mlp_norm),
-        mlp=GatedMlp(gate_up=_linear(weights.gate_up), down=_linear(weights.down)),
+        mlp=GatedMlp(gate_up=_linear(weights.mlp.gate_up), down=_linear(weights.mlp.down)),
     )
 
 

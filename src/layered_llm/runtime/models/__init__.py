@@ -1,1 +1,1 @@
-"""Model families, one file each, over the shared layers."""
+"""Model families, over one description of layers."""

@@ -5,11 +5,15 @@ Must not know: family names, devices, steps.
 
 from typing import Final
 
-import attrs
-
-from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from layered_llm.runtime.decoder_weights import (
+    AttentionWeights,
+    DecoderWeights,
+    GatedWeights,
+    LayerWeights,
+    LinearWeights,
+)
 from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.model_config import GatedSpec, LayerSpec, ModelConfig, gated
 from layered_llm.runtime.panels import Matrix
 from layered_llm.runtime.weights import CheckpointReader
 
@@ -17,24 +21,13 @@ _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 
 
-@attrs.frozen(kw_only=True)
-class Variant:
-    """Where families differ."""
-
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    """Queries and keys are normalised head by head before they are rotated."""
-
-
-def build_decoder(config: ModelConfig, reader: CheckpointReader, variant: Variant) -> DecoderWeights:
+def build_decoder(config: ModelConfig, reader: CheckpointReader) -> DecoderWeights:
     """Reads the whole model. Raises CheckpointError for a tensor of another shape; missing ones are `reader.finish`'s."""
     embedding, head = _embedding_and_head(config, reader)
     return DecoderWeights(
         config=config,
         embedding=embedding,
-        layers=tuple(_layer(config, reader, variant, f"model.layers.{layer}") for layer in range(config.layers)),
+        layers=tuple(_layer(config, reader, spec, f"model.layers.{layer}") for layer, spec in enumerate(config.layers)),
         norm=_norm(reader, "model.norm", config.hidden_size),
         head=head,
     )
@@ -55,20 +48,31 @@ def _embedding_and_head(config: ModelConfig, reader: CheckpointReader) -> tuple[
     return matrix, reader.matrix([_HEAD], rows, columns) if differ else matrix
 
 
-def _layer(config: ModelConfig, reader: CheckpointReader, variant: Variant, prefix: str) -> LayerWeights:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv_sizes = [config.query_size, config.kv_size, config.kv_size]
-    qkv, gate_up = [f"{attention}.{name}_proj" for name in "qkv"], [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+def _layer(config: ModelConfig, reader: CheckpointReader, spec: LayerSpec, prefix: str) -> LayerWeights:
     return LayerWeights(
-        attention_norm=_norm(reader, f"{prefix}.input_layernorm", hidden),
-        qkv=_linear(reader, qkv, qkv_sizes, hidden, has_bias=variant.qkv_bias),
-        query_norm=_norm(reader, f"{attention}.q_norm", config.head_dim) if variant.qk_norm else None,
-        key_norm=_norm(reader, f"{attention}.k_norm", config.head_dim) if variant.qk_norm else None,
-        output=_linear(reader, [f"{attention}.o_proj"], [hidden], config.query_size, has_bias=variant.output_bias),
-        mlp_norm=_norm(reader, f"{prefix}.post_attention_layernorm", hidden),
-        gate_up=_linear(reader, gate_up, [inner, inner], hidden, has_bias=variant.mlp_bias),
-        down=_linear(reader, [f"{mlp}.down_proj"], [hidden], inner, has_bias=variant.mlp_bias),
+        attention_norm=_norm(reader, f"{prefix}.input_layernorm", config.hidden_size),
+        attention=_attention(config, reader, spec, f"{prefix}.self_attn"),
+        mlp_norm=_norm(reader, f"{prefix}.post_attention_layernorm", config.hidden_size),
+        mlp=_mlp(config, reader, gated(spec.mlp), f"{prefix}.mlp"),
+    )
+
+
+def _attention(config: ModelConfig, reader: CheckpointReader, spec: LayerSpec, prefix: str) -> AttentionWeights:
+    hidden, head_dim, has_norms = config.hidden_size, config.head_dim, spec.has_head_norms
+    qkv, qkv_sizes = [f"{prefix}.{name}_proj" for name in "qkv"], [config.query_size, config.kv_size, config.kv_size]
+    return AttentionWeights(
+        qkv=_linear(reader, qkv, qkv_sizes, hidden, has_bias=spec.has_qkv_bias),
+        query_norm=_norm(reader, f"{prefix}.q_norm", head_dim) if has_norms else None,
+        key_norm=_norm(reader, f"{prefix}.k_norm", head_dim) if has_norms else None,
+        output=_linear(reader, [f"{prefix}.o_proj"], [hidden], config.query_size, has_bias=spec.has_output_bias),
+    )
+
+
+def _mlp(config: ModelConfig, reader: CheckpointReader, spec: GatedSpec, prefix: str) -> GatedWeights:
+    hidden, inner = config.hidden_size, spec.intermediate_size
+    return GatedWeights(
+        gate_up=_linear(reader, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], [inner] * 2, hidden, has_bias=spec.has_bias),
+        down=_linear(reader, [f"{prefix}.down_proj"], [hidden], inner, has_bias=spec.has_bias),
     )
 
 

@@ -161,7 +161,7 @@ class SimdDecoder:
     def _set_model_words(self) -> None:
         config, tables, pool = self._config, self._tables, self._pool
         values = {
-            Word.LAYERS: config.layers,
+            Word.LAYERS: config.layer_count,
             Word.LAYER_TABLE: address_of(tables.layers),
             Word.HIDDEN: config.hidden_size,
             Word.INTERMEDIATE: config.intermediate_size,

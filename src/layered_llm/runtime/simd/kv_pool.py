@@ -30,7 +30,7 @@ class KvPool:
     @classmethod
     def allocate(cls, config: ModelConfig, *, pages: int, page_size_tokens: int, dtype: str) -> "KvPool":
         """`dtype` is float32 or float16. Raises MemoryError where the address space cannot hold it."""
-        shape = (config.layers, pages, config.kv_heads, 2, page_size_tokens, config.head_dim)
+        shape = (config.layer_count, pages, config.kv_heads, 2, page_size_tokens, config.head_dim)
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         memory = mapped(size_bytes, mmap.MADV_NOHUGEPAGE, f"a KV pool of {size_bytes} bytes")
         return cls(memory.view(dtype).reshape(shape))

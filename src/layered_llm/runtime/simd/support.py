@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.model_config import ModelConfig, gated
 from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
 from layered_llm.runtime.simd.digits import DIGITS_COLUMNS
 from layered_llm.runtime.simd.machine import NARROW_LANES, Machine, find_machine
@@ -21,6 +21,8 @@ def find_support(config: ModelConfig) -> Machine | str:
 
 def machine_for(config: ModelConfig, machine: Machine) -> Machine | str:
     """`machine` with vectors and products that the model's sizes fill, or in words why none do."""
+    if any(gated(layer.mlp).intermediate_size != config.intermediate_size for layer in config.layers):
+        return "the model's layers have intermediate sizes of their own"
     sizes = {
         "head_dim": config.head_dim,
         "hidden_size": config.hidden_size,

@@ -94,19 +94,20 @@ class ModelTables:
 
 
 def _fill_layer(row: Int64s, layer: LayerWeights, kept: list[Int64s]) -> None:
+    attention, mlp = layer.attention, layer.mlp
     norms = {
         LayerWord.ATTENTION_NORM: layer.attention_norm,
         LayerWord.MLP_NORM: layer.mlp_norm,
-        LayerWord.QUERY_NORM: layer.query_norm,
-        LayerWord.KEY_NORM: layer.key_norm,
+        LayerWord.QUERY_NORM: attention.query_norm,
+        LayerWord.KEY_NORM: attention.key_norm,
     }
     for word, norm in norms.items():
         row[word] = 0 if norm is None else address_of(norm)
     linears = {
-        LayerWord.QKV_TASKS: tasks_of(layer.qkv.matrix, layer.qkv.bias),
-        LayerWord.OUTPUT_TASKS: tasks_of(layer.output.matrix, layer.output.bias),
-        LayerWord.GATE_UP_TASKS: gate_up_tasks(layer.gate_up, takes_digits=_takes_digits(layer.down.matrix)),
-        LayerWord.DOWN_TASKS: tasks_of(layer.down.matrix, layer.down.bias),
+        LayerWord.QKV_TASKS: tasks_of(attention.qkv.matrix, attention.qkv.bias),
+        LayerWord.OUTPUT_TASKS: tasks_of(attention.output.matrix, attention.output.bias),
+        LayerWord.GATE_UP_TASKS: gate_up_tasks(mlp.gate_up, takes_digits=_takes_digits(mlp.down.matrix)),
+        LayerWord.DOWN_TASKS: tasks_of(mlp.down.matrix, mlp.down.bias),
     }
     for word, tasks in linears.items():
         row[word] = address_of(tasks)
