@@ -17,57 +17,13 @@ Importing this package costs nothing: the names below are imported when they are
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from layered_llm.service.library import (
-        LLM,
-        ChatMessage,
-        Choice,
-        Completion,
-        CompletionStream,
-        Delta,
-        Engine,
-        EngineClosed,
-        EngineLimits,
-        EngineLost,
-        EngineReport,
-        EngineStartFailed,
-        ParameterError,
-        Progress,
-        RejectReason,
-        RequestFailed,
-        RequestRejected,
-        SampledLogprob,
-        SamplingParams,
-        SettingsError,
-        TokenLogprob,
-        Usage,
-        open_engine,
-    )
+    from layered_llm.service.library import *  # noqa: F403 - the names below
 
 __all__ = [
-    "LLM",
-    "ChatMessage",
-    "Choice",
-    "Completion",
-    "CompletionStream",
-    "Delta",
-    "Engine",
-    "EngineClosed",
-    "EngineLimits",
-    "EngineLost",
-    "EngineReport",
-    "EngineStartFailed",
-    "ParameterError",
-    "Progress",
-    "RejectReason",
-    "RequestFailed",
-    "RequestRejected",
-    "SampledLogprob",
-    "SamplingParams",
-    "SettingsError",
-    "TokenLogprob",
-    "Usage",
-    "open_engine",
-]
+    "LLM", "ChatMessage", "Choice", "Completion", "CompletionStream", "Delta", "Engine", "EngineClosed", "EngineLimits",
+    "EngineLost", "EngineReport", "EngineStartFailed", "ParameterError", "Progress", "RejectReason", "RequestFailed",
+    "RequestRejected", "SampledLogprob", "SamplingParams", "SettingsError", "TokenLogprob", "Usage", "open_engine",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take it as a licence for any name

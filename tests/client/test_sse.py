@@ -86,14 +86,6 @@ def test_event_type_without_data_is_dropped() -> None:
     assert [ServerSentEvent(data="b")] == parse([b"event: error\n\ndata: b\n\n"])
 
 
-@pytest.mark.parametrize(("value", "expected"), [("3000", 3000), ("-1", None), ("1.5", None), ("٣", None), ("9" * 5000, None)])
-def test_retry_takes_ascii_digits_only(value: str, expected: int | None) -> None:
-    parser = SseParser()
-    parser.feed(f"retry: {value}\n".encode())
-
-    assert expected == parser.retry_ms
-
-
 def test_comments_and_unknown_fields_are_ignored() -> None:
     assert ["a"] == datas(b": ping\n\n:\ndatum: x\nDATA: x\n data: x\ndata: a\n\n")
 

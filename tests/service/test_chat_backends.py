@@ -7,20 +7,15 @@ import trio
 
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece, SamplingChoices
+from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece
 from layered_llm.service.chat.embedded_backend import EmbeddedBackend, open_embedded_backend
 from layered_llm.service.chat.remote_backend import open_remote_backend
-from layered_llm.service.chat.sampling import sampling_params
 from layered_llm.service.settings import Settings
 from layered_llm.transport.http.debug_state import is_quiescent
 from support.byte_checkpoint import write_byte_checkpoint
 from support.client_fakes import DONE, chat_chunk, event, http_server, send_head, send_json, send_piece, usage_chunk
 
 CONTEXT_TOKENS = 256
-
-
-def test_what_a_chat_leaves_open_is_left_to_the_model() -> None:
-    assert SamplingParams(max_tokens=None) == sampling_params(SamplingChoices())
 
 
 def user(text: str) -> tuple[ChatMessage, ...]:
@@ -41,7 +36,7 @@ async def wait_quiescent(backend: EmbeddedBackend) -> None:
 async def test_embedded_engine_answers_in_pieces_and_counts_their_tokens(settings: Settings) -> None:
     pieces: list[Piece] = []
     async with open_embedded_backend(settings) as backend:
-        outcome = await backend.answer(user("Hi"), SamplingChoices(max_tokens=8), pieces.append)
+        outcome = await backend.answer(user("Hi"), SamplingParams(max_tokens=8), pieces.append)
 
     assert Finished(end=End.LENGTH, tokens=8) == outcome
     assert "user\nHi" == "".join(piece.text for piece in pieces)[:7]
@@ -51,7 +46,7 @@ async def test_embedded_engine_answers_in_pieces_and_counts_their_tokens(setting
 @pytest.mark.parametrize("max_tokens", [None, CONTEXT_TOKENS])
 async def test_embedded_engine_says_that_an_answer_filled_the_context(settings: Settings, max_tokens: int | None) -> None:
     async with open_embedded_backend(settings) as backend:
-        outcome = await backend.answer(user("Hi" * 100), SamplingChoices(max_tokens=max_tokens), lambda _piece: None)
+        outcome = await backend.answer(user("Hi" * 100), SamplingParams(max_tokens=max_tokens), lambda _piece: None)
 
     assert isinstance(outcome, Finished)
     assert End.CONTEXT is outcome.end
@@ -59,7 +54,7 @@ async def test_embedded_engine_says_that_an_answer_filled_the_context(settings: 
 
 async def test_embedded_engine_says_that_there_is_no_room_for_an_answer(settings: Settings) -> None:
     async with open_embedded_backend(settings) as backend:
-        outcome = await backend.answer(user("x" * CONTEXT_TOKENS), SamplingChoices(), lambda _piece: None)
+        outcome = await backend.answer(user("x" * CONTEXT_TOKENS), SamplingParams(max_tokens=None), lambda _piece: None)
         await wait_quiescent(backend)
 
     assert isinstance(outcome, ContextFull)
@@ -71,7 +66,7 @@ async def test_leaving_an_answer_leaves_nothing_in_the_embedded_engine(settings:
 
     async with open_embedded_backend(settings) as backend:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(backend.answer, user("Hi"), SamplingChoices(), lambda _piece: first_piece.set())
+            nursery.start_soon(backend.answer, user("Hi"), SamplingParams(max_tokens=None), lambda _piece: first_piece.set())
             await first_piece.wait()
             nursery.cancel_scope.cancel()
         with trio.fail_after(5):
@@ -103,17 +98,17 @@ def server_that_says(*chunks: dict[str, Any], seen: list[bytes] | None = None) -
     return handle
 
 
-async def ask(handler: Handler, choices: SamplingChoices, *, model: str | None = None) -> tuple[Outcome, list[Piece]]:
+async def ask(handler: Handler, params: SamplingParams, *, model: str | None = None) -> tuple[Outcome, list[Piece]]:
     pieces: list[Piece] = []
     async with http_server(handler) as url, open_remote_backend(url, api_key="secret", model=model) as backend:
-        return await backend.answer(user("Hi"), choices, pieces.append), pieces
+        return await backend.answer(user("Hi"), params, pieces.append), pieces
 
 
 async def test_server_is_asked_for_its_first_model_and_for_nothing_that_was_left_open() -> None:
     seen: list[bytes] = []
     handler = server_that_says(chat_chunk("Hel"), chat_chunk("lo", finish="stop"), usage_chunk(3, 5), seen=seen)
 
-    outcome, pieces = await ask(handler, SamplingChoices(temperature=0.5, seed=7))
+    outcome, pieces = await ask(handler, SamplingParams(temperature=0.5, seed=7, max_tokens=None))
 
     assert Finished(end=End.STOP, tokens=5) == outcome
     assert [Piece(text="Hel", tokens=1), Piece(text="lo", tokens=1)] == pieces
@@ -124,7 +119,7 @@ async def test_server_is_asked_for_its_first_model_and_for_nothing_that_was_left
 async def test_server_is_asked_for_the_model_that_was_named() -> None:
     seen: list[bytes] = []
 
-    await ask(server_that_says(chat_chunk(finish="stop"), seen=seen), SamplingChoices(), model="mine")
+    await ask(server_that_says(chat_chunk(finish="stop"), seen=seen), SamplingParams(max_tokens=None), model="mine")
 
     assert 1 == len(seen)
     assert b'"model":"mine"' in seen[0]
@@ -133,7 +128,7 @@ async def test_server_is_asked_for_the_model_that_was_named() -> None:
 async def test_reasoning_and_length_of_a_server() -> None:
     handler = server_that_says(chat_chunk(reasoning_content="Hm."), chat_chunk("a", finish="length"))
 
-    outcome, pieces = await ask(handler, SamplingChoices())
+    outcome, pieces = await ask(handler, SamplingParams(max_tokens=None))
 
     assert Finished(end=End.LENGTH, tokens=None) == outcome
     assert [Piece(text="", reasoning="Hm.", tokens=1), Piece(text="a", tokens=1)] == pieces
@@ -148,13 +143,15 @@ async def test_reasoning_and_length_of_a_server() -> None:
     ],
 )
 async def test_servers_that_say_in_their_ways_that_the_context_is_full(error: dict[str, Any]) -> None:
-    outcome, _ = await ask(server_that_says({"error": error}), SamplingChoices())
+    outcome, _ = await ask(server_that_says({"error": error}), SamplingParams(max_tokens=None))
 
     assert ContextFull(error["message"]) == outcome
 
 
 async def test_failure_of_a_server_is_an_outcome() -> None:
-    outcome, _ = await ask(server_that_says(chat_chunk("a"), {"error": {"message": "on fire"}}), SamplingChoices())
+    outcome, _ = await ask(
+        server_that_says(chat_chunk("a"), {"error": {"message": "on fire"}}), SamplingParams(max_tokens=None)
+    )
 
     assert Failed("on fire") == outcome
 
@@ -170,7 +167,7 @@ async def test_leaving_an_answer_closes_the_connection_to_the_server() -> None:
 
     async with http_server(handle) as url, open_remote_backend(url, api_key=None, model="m") as backend:
         with trio.CancelScope() as scope:
-            await backend.answer(user("Hi"), SamplingChoices(), lambda _piece: scope.cancel())
+            await backend.answer(user("Hi"), SamplingParams(max_tokens=None), lambda _piece: scope.cancel())
         with trio.fail_after(5):
             await closed.wait()
 

@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.service.chat.backend import ContextFull, End, Failed, Finished, Lost, Piece, SamplingChoices
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.chat.backend import ContextFull, End, Failed, Finished, Lost, Piece
 from layered_llm.service.chat.host import BackendStuck, open_host
 from layered_llm.service.chat.session import HELP, Conversation
 from layered_llm.service.chat.shell import Shell
@@ -20,9 +21,9 @@ HELLO: list[Item] = [piece("Hel"), piece("lo"), FINISHED]
 def chat(user: ScriptedUser, backend: ScriptedBackend, *, system: str | None = None) -> int:
     """The exit code of a whole chat."""
     interrupts = Interrupts()
-    choices = SamplingChoices(temperature=0.0)
+    params = SamplingParams(temperature=0.0, max_tokens=None)
     with open_host(backend.open) as host, interrupts.installed():
-        shell = Shell(front=user, host=host, interrupts=interrupts, conversation=Conversation(system), choices=choices)
+        shell = Shell(front=user, host=host, interrupts=interrupts, conversation=Conversation(system), params=params)
         return shell.run()
 
 
@@ -36,7 +37,7 @@ def test_each_question_brings_all_that_was_said_before() -> None:
         [("system", "Be kind."), ("user", "Hi")],
         [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?")],
     ] == backend.asked
-    assert [SamplingChoices(temperature=0.0)] * 2 == backend.choices
+    assert [SamplingParams(temperature=0.0, max_tokens=None)] * 2 == backend.params
     assert backend.is_closed
 
 
@@ -183,7 +184,7 @@ def test_our_own_fault_in_the_backend_is_not_hidden() -> None:
 def ask_for_ever(backend: ScriptedBackend) -> None:
     with open_host(backend.open) as host:
         while True:
-            host.ask((), SamplingChoices()).next_event()
+            host.ask((), SamplingParams(max_tokens=None)).next_event()
 
 
 def test_a_backend_that_has_failed_answers_no_more() -> None:

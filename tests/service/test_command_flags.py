@@ -6,6 +6,7 @@ import pytest
 
 from layered_llm.client.bench import add_bench_arguments
 from layered_llm.client.bench.settings import BenchSettings, read_settings
+from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service import cli
 from layered_llm.service.chat.flags import ChatRequest, add_chat_arguments, read_request
 from layered_llm.service.cli_parser import CommandParser
@@ -66,8 +67,12 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: P
 
     request = chat("--system flag", environment, config)
 
-    assert ("flag", 4, 1) == (request.system, request.choices.top_k, request.choices.seed)
-    assert (None, None) == (request.choices.temperature, request.choices.top_p)
+    assert ("flag", 4, 1) == (request.system, request.params.top_k, request.params.seed)
+    assert (None, None) == (request.params.temperature, request.params.top_p)
+
+
+def test_what_a_chat_leaves_open_is_left_to_the_model() -> None:
+    assert SamplingParams(max_tokens=None) == chat("", {}).params
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:

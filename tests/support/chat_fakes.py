@@ -8,7 +8,8 @@ import attrs
 import trio
 
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.service.chat.backend import End, Finished, Outcome, Piece, SamplingChoices
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.chat.backend import End, Finished, Outcome, Piece
 
 
 @attrs.frozen
@@ -74,7 +75,7 @@ class ScriptedBackend:
 
     scripts: list[list[Item]]
     asked: list[list[tuple[str, str | None]]] = attrs.field(factory=list)
-    choices: list[SamplingChoices] = attrs.field(factory=list)
+    params: list[SamplingParams] = attrs.field(factory=list)
     cancelled: int = 0
     is_closed: bool = False
     title: str = "a script"
@@ -87,10 +88,10 @@ class ScriptedBackend:
             self.is_closed = True
 
     async def answer(
-        self, messages: Sequence[ChatMessage], choices: SamplingChoices, on_piece: Callable[[Piece], None]
+        self, messages: Sequence[ChatMessage], params: SamplingParams, on_piece: Callable[[Piece], None]
     ) -> Outcome:
         self.asked.append([(message.role, message.content) for message in messages])
-        self.choices.append(choices)
+        self.params.append(params)
         for item in self.scripts.pop(0):
             match item:
                 case Piece():

@@ -20,28 +20,8 @@ from layered_llm.client.sse import ServerSentEvent, SseParser
 from layered_llm.client.stream_core import StreamTimeouts
 
 __all__ = [
-    "ApiError",
-    "ApiStatusError",
-    "AsyncChatClient",
-    "AsyncChunkStream",
-    "ChatClient",
-    "ChoiceDelta",
-    "ChunkStream",
-    "ClientError",
-    "ConnectFailed",
-    "EventTooLarge",
-    "FirstTokenTimeout",
-    "IdleTimeout",
-    "MalformedStream",
-    "ServerSentEvent",
-    "SseParser",
-    "StreamChunk",
-    "StreamError",
-    "StreamTimeout",
-    "StreamTimeouts",
-    "StreamTruncated",
-    "ToolCallDelta",
-    "Usage",
-    "aiter_sse",
-    "iter_sse",
-]
+    "ApiError", "ApiStatusError", "AsyncChatClient", "AsyncChunkStream", "ChatClient", "ChoiceDelta", "ChunkStream",
+    "ClientError", "ConnectFailed", "EventTooLarge", "FirstTokenTimeout", "IdleTimeout", "MalformedStream",
+    "ServerSentEvent", "SseParser", "StreamChunk", "StreamError", "StreamTimeout", "StreamTimeouts", "StreamTruncated",
+    "ToolCallDelta", "Usage", "aiter_sse", "iter_sse",
+]  # fmt: skip

@@ -21,7 +21,6 @@ DEFAULT_MAX_EVENT_BYTES: Final = 16 << 20
 
 _BOM: Final = b"\xef\xbb\xbf"
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
-_MAX_RETRY_DIGITS: Final = 15
 
 
 @attrs.frozen(kw_only=True)
@@ -96,14 +95,8 @@ class SseParser:
     _data: list[str] = attrs.field(init=False, factory=list)
     _event_type: str = attrs.field(init=False, default="")
     _last_event_id: str = attrs.field(init=False, default="")
-    _retry_ms: int | None = attrs.field(init=False, default=None)
     _too_large: bool = attrs.field(init=False, default=False)
     _closed: bool = attrs.field(init=False, default=False)
-
-    @property
-    def retry_ms(self) -> int | None:
-        """The reconnection time that the stream last asked for."""
-        return self._retry_ms
 
     def feed(self, chunk: bytes) -> tuple[ServerSentEvent, ...]:
         """Events completed by `chunk`.
@@ -151,10 +144,8 @@ class SseParser:
                 self._event_type = value
             case "id" if "\0" not in value:
                 self._last_event_id = value
-            case "retry" if value.isascii() and value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
-                self._retry_ms = int(value)
             case _:
-                pass  # the standard ignores comments (an empty name) and unknown fields
+                pass  # comments (an empty name), unknown fields, and "retry": nobody connects again by himself
 
     def _dispatch(self) -> list[ServerSentEvent]:
         data, event_type = self._data, self._event_type or "message"

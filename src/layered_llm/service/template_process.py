@@ -68,10 +68,6 @@ def conversation_frame(prompt: Prompt, now: dt.datetime) -> bytes:
     return _framed((now.isoformat(), *flags, rendering.variables, turns))
 
 
-def _call(call: ToolCall) -> tuple[str, str, str | None]:
-    return call.name, call.arguments, call.id
-
-
 def _framed(value: Any) -> bytes:
     data = marshal.dumps(value)
     return FRAME.pack(len(data)) + data

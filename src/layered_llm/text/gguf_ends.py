@@ -15,28 +15,11 @@ END_KEYS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "e
 """Keys of tokens that end an output; the last three end a file in a model that fills text in."""
 _ENDS: Final = frozenset(
     {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+        "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+        "<eos>", "<turn|>", "<|tool_response>",
     }
-)
+)  # fmt: skip
 _FOR_A_MISSING_KEY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "tokenizer.ggml.eot_token_id": ("<｜end▁of▁sentence｜>",),  # noqa: RUF001 - DeepSeek's own characters

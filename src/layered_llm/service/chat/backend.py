@@ -10,17 +10,7 @@ from typing import Protocol
 import attrs
 
 from layered_llm.domain.messages.prompts import ChatMessage
-
-
-@attrs.frozen(kw_only=True)
-class SamplingChoices:
-    """What the user asked for; None leaves it to the backend."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
+from layered_llm.domain.sampling import SamplingParams
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +78,6 @@ class ChatBackend(Protocol):
         """Model and place, for people."""
 
     async def answer(
-        self, messages: Sequence[ChatMessage], choices: SamplingChoices, on_piece: Callable[[Piece], None]
+        self, messages: Sequence[ChatMessage], params: SamplingParams, on_piece: Callable[[Piece], None]
     ) -> Outcome:
-        """Gives the answer to `on_piece` as it comes. Cancelling it aborts the request."""
+        """Gives the answer to `on_piece` as it comes; decides what `params` leave open. A cancellation aborts the request."""

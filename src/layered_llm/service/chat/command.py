@@ -60,7 +60,7 @@ def _chat(request: ChatRequest, front: Front) -> int:
             host=host,
             interrupts=interrupts,
             conversation=Conversation(request.system),
-            choices=request.choices,
+            params=request.params,
         )
         return shell.run()
 

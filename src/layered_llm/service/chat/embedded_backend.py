@@ -25,9 +25,7 @@ from layered_llm.service.chat.backend import (
     Lost,
     Outcome,
     Piece,
-    SamplingChoices,
 )
-from layered_llm.service.chat.sampling import sampling_params
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.embedded import EngineStartFailed, open_embedded_client
 from layered_llm.service.engine_client import EngineClient
@@ -55,9 +53,8 @@ class EmbeddedBackend:
     title: str
 
     async def answer(
-        self, messages: Sequence[ChatMessage], choices: SamplingChoices, on_piece: Callable[[Piece], None]
+        self, messages: Sequence[ChatMessage], params: SamplingParams, on_piece: Callable[[Piece], None]
     ) -> Outcome:
-        params = sampling_params(choices)
         with contextlib.ExitStack() as owner:
             try:
                 return await self._answer(owner, Prompt.of_chat(messages), params, on_piece)

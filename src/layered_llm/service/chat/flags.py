@@ -9,8 +9,7 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.service.chat.backend import SamplingChoices
-from layered_llm.service.chat.sampling import sampling_params
+from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.settings import Settings, SettingsError, add_arguments, flag, load
 
 ENGINE_DEFAULTS: Final = {"log_level": "warning", "max_running_requests": 1}
@@ -45,7 +44,7 @@ class ChatRequest:
     settings: Settings
     server: Server | None
     """None: an engine in this process."""
-    choices: SamplingChoices
+    params: SamplingParams
     system: str | None
 
 
@@ -70,21 +69,20 @@ def add_chat_arguments(parser: argparse.ArgumentParser, settings_help: str) -> N
 
 def read_request(arguments: argparse.Namespace) -> ChatRequest:
     """The request that parsed flags stand for. Raises SettingsError."""
-    choices = SamplingChoices(
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        max_tokens=arguments.max_tokens,
-        seed=arguments.seed,
-    )
     try:
-        sampling_params(choices)
+        params = SamplingParams(
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            max_tokens=arguments.max_tokens,
+            seed=arguments.seed,
+        )
     except ParameterError as error:
         raise SettingsError(f"{flag(error.param)}: {error.message}") from error
     return ChatRequest(
         settings=load(arguments, defaults=ENGINE_DEFAULTS),
         server=_server(arguments),
-        choices=choices,
+        params=params,
         system=arguments.system,
     )
 

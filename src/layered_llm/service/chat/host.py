@@ -18,7 +18,8 @@ import attrs
 import trio
 
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.service.chat.backend import ChatBackend, Finished, Lost, Outcome, Piece, SamplingChoices
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.chat.backend import ChatBackend, Finished, Lost, Outcome, Piece
 from layered_llm.service.chat.stats import AnswerStats, AnswerTimes
 
 LEAVE_S: Final = 6.0
@@ -52,7 +53,7 @@ class Answer:
     """One answer that is under way."""
 
     _messages: Sequence[ChatMessage]
-    _choices: SamplingChoices
+    _params: SamplingParams
     _post: Callable[[Callable[[], object]], None]
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _events: "queue.SimpleQueue[Piece | Answered]" = attrs.field(factory=queue.SimpleQueue, init=False)
@@ -80,7 +81,7 @@ class Answer:
 
         try:
             with self._scope:
-                outcome = await backend.answer(self._messages, self._choices, on_piece)
+                outcome = await backend.answer(self._messages, self._params, on_piece)
             if self._scope.cancelled_caught:
                 outcome = Stopped()
         finally:
@@ -128,9 +129,9 @@ class BackendHost:
         if self._over.done():
             self._over.result()
 
-    def ask(self, messages: Sequence[ChatMessage], choices: SamplingChoices) -> Answer:
+    def ask(self, messages: Sequence[ChatMessage], params: SamplingParams) -> Answer:
         """Begins an answer; the one before it is over. Raises what the backend failed with."""
-        answer = self._present = Answer(messages, choices, self._post)
+        answer = self._present = Answer(messages, params, self._post)
         if self._over.done():
             self._over.result()
         self._post(lambda: self._send.send_nowait(answer))

@@ -6,7 +6,7 @@ Must not know: terminals, threads, engines.
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -14,7 +14,10 @@ from layered_llm.client.chat import AsyncChatClient
 from layered_llm.client.chunks import ChoiceDelta
 from layered_llm.client.errors import ApiError, ApiStatusError, ClientError, StreamError
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece, SamplingChoices
+from layered_llm.domain.sampling import SamplingParams
+from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece
+
+_CHOSEN: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 
 
 @contextlib.asynccontextmanager
@@ -38,21 +41,21 @@ class RemoteBackend:
     title: str
 
     async def answer(
-        self, messages: Sequence[ChatMessage], choices: SamplingChoices, on_piece: Callable[[Piece], None]
+        self, messages: Sequence[ChatMessage], params: SamplingParams, on_piece: Callable[[Piece], None]
     ) -> Outcome:
         try:
-            return await self._answer(messages, choices, on_piece)
+            return await self._answer(messages, params, on_piece)
         except (ApiStatusError, StreamError) as error:
             return ContextFull(error.error.message) if _is_context_full(error.error) else Failed(str(error))
         except ClientError as error:
             return Failed(str(error))
 
     async def _answer(
-        self, messages: Sequence[ChatMessage], choices: SamplingChoices, on_piece: Callable[[Piece], None]
+        self, messages: Sequence[ChatMessage], params: SamplingParams, on_piece: Callable[[Piece], None]
     ) -> Outcome:
         end, tokens = End.STOP, None
         sent = [{"role": message.role, "content": message.content} for message in messages]
-        async with self._client.chat_stream(model=self._model, messages=sent, **_chosen(choices)) as stream:
+        async with self._client.chat_stream(model=self._model, messages=sent, **_chosen(params)) as stream:
             async for chunk in stream:
                 tokens = tokens if chunk.usage is None else chunk.usage.completion_tokens
                 for choice in chunk.choices:
@@ -75,9 +78,9 @@ async def _first_model(client: AsyncChatClient, url: str) -> str:
     return models[0]
 
 
-def _chosen(choices: SamplingChoices) -> dict[str, Any]:
+def _chosen(params: SamplingParams) -> dict[str, Any]:
     """Fields of the request; what the user left open is left to the server."""
-    return attrs.asdict(choices, filter=lambda _, value: value is not None)
+    return {name: value for name in _CHOSEN if (value := getattr(params, name)) is not None}
 
 
 def _piece(choice: ChoiceDelta) -> Piece:

@@ -7,8 +7,9 @@ from typing import Final, assert_never
 
 import attrs
 
+from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.chat import session
-from layered_llm.service.chat.backend import ContextFull, End, Failed, Finished, Lost, Piece, SamplingChoices
+from layered_llm.service.chat.backend import ContextFull, End, Failed, Finished, Lost, Piece
 from layered_llm.service.chat.host import Answer, Answered, BackendHost, Stopped
 from layered_llm.service.chat.terminal import Front, Interrupts
 
@@ -32,7 +33,7 @@ class Shell:
     _host: BackendHost
     _interrupts: Interrupts
     _conversation: session.Conversation
-    _choices: SamplingChoices
+    _params: SamplingParams
     _joiner: session.LineJoiner = attrs.field(factory=session.LineJoiner, init=False)
 
     def run(self) -> int:
@@ -90,7 +91,7 @@ class Shell:
         return code
 
     def _ask(self, question: str) -> int | None:
-        answer = self._host.ask(self._conversation.messages_for(question), self._choices)
+        answer = self._host.ask(self._conversation.messages_for(question), self._params)
         with self._interrupts.calling(answer.stop):
             text, answered = self._show(answer)
         if text or self._front.is_interactive:

@@ -21,27 +21,7 @@ from layered_llm.service.settings import SettingsError
 from layered_llm.transport.http.engine_port import EngineLost
 
 __all__ = [
-    "LLM",
-    "ChatMessage",
-    "Choice",
-    "Completion",
-    "CompletionStream",
-    "Delta",
-    "Engine",
-    "EngineClosed",
-    "EngineLimits",
-    "EngineLost",
-    "EngineReport",
-    "EngineStartFailed",
-    "ParameterError",
-    "Progress",
-    "RejectReason",
-    "RequestFailed",
-    "RequestRejected",
-    "SampledLogprob",
-    "SamplingParams",
-    "SettingsError",
-    "TokenLogprob",
-    "Usage",
-    "open_engine",
-]
+    "LLM", "ChatMessage", "Choice", "Completion", "CompletionStream", "Delta", "Engine", "EngineClosed", "EngineLimits",
+    "EngineLost", "EngineReport", "EngineStartFailed", "ParameterError", "Progress", "RejectReason", "RequestFailed",
+    "RequestRejected", "SampledLogprob", "SamplingParams", "SettingsError", "TokenLogprob", "Usage", "open_engine",
+]  # fmt: skip
