@@ -172,7 +172,8 @@ class Own:
             counts=pack_i32(row.count for row in rows),
             samples=pack_i8(int(row.samples) for row in rows),
         )
-        return self._device.execute(step)
+        self._device.submit(step)
+        return self._device.collect()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from layered_llm.runtime.cpu_opening import open_cpu_device
 from layered_llm.runtime.device import DeviceError
 from support.logits import Recorder, record, replace_model
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
-from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
+from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -111,10 +111,9 @@ def test_a_cached_prefix_is_read_from_another_slots_pages(checkpoint: Any) -> No
     directory, model = checkpoint("qwen3")
     prompt, tail = prompts_of(8, 2)
     device = open_cpu(directory)
-    device.execute(make_step(opened=[open_slot(0, prompt)], pages=[(0, 0, [9, 4])], rows=[(0, 0, 8, False)]))
-    done = device.execute(
-        make_step(2, retired=[0], opened=[open_slot(1, prompt + tail)], pages=[(1, 0, [9, 4, 7])], rows=[(1, 8, 2, True)])
-    )
+    execute(device, make_step(opened=[open_slot(0, prompt)], pages=[(0, 0, [9, 4])], rows=[(0, 0, 8, False)]))
+    opened = [open_slot(1, prompt + tail)]
+    done = execute(device, make_step(2, retired=[0], opened=opened, pages=[(1, 0, [9, 4, 7])], rows=[(1, 8, 2, True)]))
     assert reference_greedy(model, prompt + tail, 1) == list(unpack_i32(done.token_ids))
 
 
@@ -166,7 +165,7 @@ def test_min_tokens_hold_back_the_end(checkpoint: Any) -> None:
 
 def test_a_step_without_rows_only_changes_state(checkpoint: Any) -> None:
     device = open_cpu(checkpoint("llama")[0])
-    done = device.execute(make_step(3, opened=[open_slot(0, [1])]))
+    done = execute(device, make_step(3, opened=[open_slot(0, [1])]))
     assert (3, b"", 1) == (done.step, done.token_ids, done.open_slots)
 
 
@@ -179,7 +178,7 @@ def test_a_failure_inside_torch_is_a_device_error_of_one_line(checkpoint: Any) -
     replace_model(device, Failing(device._model))
     step = make_step(9, opened=[open_slot(0, [1])], pages=[(0, 0, [0])], rows=[(0, 0, 1, True)])
     with pytest.raises(DeviceError, match=r"^step 9 failed: no memory left$"):
-        device.execute(step)
+        execute(device, step)
 
 
 def test_a_config_that_is_not_the_checkpoints_is_a_device_error_of_one_line(tmp_path: Path) -> None:
@@ -336,7 +335,7 @@ def test_ranges_of_missing_ids_that_are_none_are_our_fault(ranges: list[int], ch
     directory, _ = checkpoint("llama")
     params = attrs.evolve(greedy(), missing_ranges=pack_i32(ranges))
     with pytest.raises(InvariantViolated, match=r"missing ids|outside the vocabulary"):
-        open_cpu(directory).execute(make_step(opened=[open_slot(0, [1, 2], params=params)]))
+        execute(open_cpu(directory), make_step(opened=[open_slot(0, [1, 2], params=params)]))
 
 
 def test_bad_words_and_allowed_tokens_survive_preemption(checkpoint: Any) -> None:

@@ -16,7 +16,7 @@ from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.cpu_device import CpuDevice
 from layered_llm.runtime.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import make_checkpoint
-from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
+from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options
 
 POISON = 9
@@ -85,9 +85,9 @@ def test_pages_of_a_row_that_failed_do_no_harm_to_who_has_them_next(device: CpuD
 
 def test_a_token_sampled_before_the_fault_keeps_its_row_whole(device: CpuDevice) -> None:
     opening = open_slot(0, [20, 30])
-    first = device.execute(make_step(1, opened=[opening], pages=[(0, 0, [0, 1])], rows=[(0, 0, 2, True)]))
+    first = execute(device, make_step(1, opened=[opening], pages=[(0, 0, [0, 1])], rows=[(0, 0, 2, True)]))
     forced = open_slot(1, [20, 30], [POISON])
-    second = device.execute(make_step(2, opened=[forced], pages=[(1, 0, [2])], rows=[(0, 2, 1, True), (1, 0, 3, True)]))
+    second = execute(device, make_step(2, opened=[forced], pages=[(1, 0, [2])], rows=[(0, 2, 1, True), (1, 0, 3, True)]))
     assert ({}, {1: FinishReason.ERROR}) == (failed(first), failed(second))
 
 
@@ -102,7 +102,7 @@ def test_prompt_log_probabilities_of_a_poisoned_prompt_fail_the_row_of_their_chu
     params = attrs.evolve(greedy(), prompt_logprobs=2)
     openings = [open_slot(0, [20, POISON, 30, 40, 50], params=params), open_slot(1, [20, 21, 22, 23, 24], params=params)]
     pages = [(0, 0, [0]), (1, 0, [1])]
-    result = device.execute(make_step(1, opened=openings, pages=pages, rows=[(0, 0, 3, False), (1, 0, 3, False)]))
+    result = execute(device, make_step(1, opened=openings, pages=pages, rows=[(0, 0, 3, False), (1, 0, 3, False)]))
     assert result.prompt_logprobs is not None
     bad, good = result.prompt_logprobs
     told = [] if good is None else unpack_f32(good.logprobs).tolist()
@@ -118,5 +118,5 @@ def test_a_model_whose_weights_are_not_finite_fails_every_row_and_goes_on(tmp_pa
     device = open_cpu_device(make_options(tmp_path, kernels=kernels), now_us=lambda: 0)
     openings = [open_slot(0, [20]), open_slot(1, [30])]
     pages, rows = [(0, 0, [0]), (1, 0, [1])], [(0, 0, 1, True), (1, 0, 1, True)]
-    result = device.execute(make_step(1, opened=openings, pages=pages, rows=rows))
+    result = execute(device, make_step(1, opened=openings, pages=pages, rows=rows))
     assert dict.fromkeys(range(2), FinishReason.ERROR) == failed(result)

@@ -8,7 +8,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
-from support.runtime_driver import Driver, generate, greedy, make_step, open_slot, sampling
+from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=64, page_size_tokens=4, slots=8, context_tokens=64, vocabulary_size=300)
 ECHO = EchoScript()
@@ -122,32 +122,32 @@ def test_a_page_given_to_two_choices_corrupts_the_output() -> None:
         pages=[(0, 0, [5]), (1, 0, [5])],
         rows=[(0, 0, 2, True), (1, 0, 2, True)],
     )
-    assert [3, 3] == list(unpack_i32(device.execute(both).token_ids))
+    assert [3, 3] == list(unpack_i32(execute(device, both).token_ids))
 
 
 def test_a_shared_prefix_page_is_read_through_both_page_tables() -> None:
     device = scripted(ECHO)
-    device.execute(make_step(opened=[open_slot(0, [1, 2, 3, 4])], pages=[(0, 0, [9])], rows=[(0, 0, 4, False)]))
+    execute(device, make_step(opened=[open_slot(0, [1, 2, 3, 4])], pages=[(0, 0, [9])], rows=[(0, 0, 4, False)]))
     hit = make_step(2, opened=[open_slot(1, [1, 2, 3, 4, 6])], pages=[(1, 0, [9, 3])], rows=[(1, 4, 1, True)])
-    assert [1] == list(unpack_i32(device.execute(hit).token_ids))
+    assert [1] == list(unpack_i32(execute(device, hit).token_ids))
 
 
 def test_reading_a_cell_that_nobody_wrote_is_our_fault() -> None:
     step = make_step(opened=[open_slot(0, [1, 2, 3, 4, 5])], pages=[(0, 0, [9, 3])], rows=[(0, 4, 1, True)])
     with pytest.raises(InvariantViolated, match="never computed"):
-        scripted().execute(step)
+        execute(scripted(), step)
 
 
 def test_a_step_takes_its_fixed_time_and_its_tokens_time() -> None:
     device = scripted(step_us=2000, token_us=10)
     rows = [(0, 0, 3, True)]
-    done = device.execute(make_step(opened=[open_slot(0, [1, 2, 3])], pages=[(0, 0, [0])], rows=rows))
+    done = execute(device, make_step(opened=[open_slot(0, [1, 2, 3])], pages=[(0, 0, [0])], rows=rows))
     assert 2030 == done.device_us
 
 
 def test_a_step_without_rows_takes_no_time_and_is_answered() -> None:
     device = scripted(step_us=2000)
-    done = device.execute(make_step(7, opened=[open_slot(0, [1])]))
+    done = execute(device, make_step(7, opened=[open_slot(0, [1])]))
     assert (7, b"", 0, 1) == (done.step, done.token_ids, done.device_us, done.open_slots)
 
 
@@ -174,3 +174,24 @@ def test_scripts_choose_and_tell_no_id_that_no_token_has() -> None:
     assert [4, 7, 8] == [token for token, _ in driver.logprobs[0][0][1:]]
     hashed = generate(scripted(HashScript(first_id=97, id_count=4)), [[1, 2]], output_tokens=30, params=[params])[0]
     assert {97, 100} == set(hashed)
+
+
+def test_two_steps_may_be_submitted_and_are_executed_in_their_order() -> None:
+    device = scripted(EchoScript())
+    device.submit(make_step(1, opened=[open_slot(0, [1, 2])], pages=[(0, 0, [3])], rows=[(0, 0, 2, True)]))
+    device.submit(make_step(2, rows=[(0, 2, 1, True)]))
+    results = [device.collect(), device.collect()]
+    assert [(1, [1]), (2, [2])] == [(each.step, list(unpack_i32(each.token_ids))) for each in results]
+
+
+def test_a_third_step_is_our_own_fault() -> None:
+    device = scripted()
+    device.submit(make_step(1))
+    device.submit(make_step(2))
+    with pytest.raises(InvariantViolated, match="step 3 is submitted while 2 wait"):
+        device.submit(make_step(3))
+
+
+def test_to_collect_what_was_not_submitted_is_our_own_fault() -> None:
+    with pytest.raises(InvariantViolated, match="none was submitted"):
+        scripted().collect()

@@ -7,7 +7,7 @@ from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import HashScript
-from support.runtime_driver import greedy, make_step, open_slot
+from support.runtime_driver import execute, greedy, make_step, open_slot
 
 VOCABULARY = 50
 SCRIPT = HashScript(first_id=10, id_count=26)
@@ -21,10 +21,10 @@ def new_device(page_size_tokens: int) -> ScriptedDevice:
 
 def run_alone(prompt: list[int], output_tokens: int) -> list[int]:
     device = new_device(60)
-    done = device.execute(make_step(opened=[open_slot(0, prompt)], pages=[(0, 0, [0])], rows=[(0, 0, len(prompt), True)]))
+    done = execute(device, make_step(opened=[open_slot(0, prompt)], pages=[(0, 0, [0])], rows=[(0, 0, len(prompt), True)]))
     output = list(unpack_i32(done.token_ids))
     for known in range(len(prompt), len(prompt) + output_tokens - 1):
-        done = device.execute(make_step(rows=[(0, known, 1, True)]))
+        done = execute(device, make_step(rows=[(0, known, 1, True)]))
         output += unpack_i32(done.token_ids)
     return output
 
@@ -66,7 +66,7 @@ def test_any_interleaving_of_chunks_pages_and_preemptions_gives_the_same_output(
             rows.append((slot, computed[slot], count, end == known))
             computed[slot] = end
         rng.shuffle(rows)
-        done = device.execute(make_step(retired=retired, opened=opened, pages=pages, rows=rows))
+        done = execute(device, make_step(retired=retired, opened=opened, pages=pages, rows=rows))
         sampling_slots = [slot for slot, _, _, samples in rows if samples]
         for slot, token in zip(sampling_slots, unpack_i32(done.token_ids), strict=True):
             outputs[slot].append(token)

@@ -77,6 +77,11 @@ def make_step(
     )
 
 
+def execute(device: Device, step: ExecuteStep) -> StepCompleted:
+    device.submit(step)
+    return device.collect()
+
+
 @attrs.define
 class _Choice:
     opening: OpenSlot
@@ -136,7 +141,7 @@ class Driver:
             choice.computed = end
         opened, retired = self._unsent, self._retired
         self._unsent, self._retired = [], []
-        self.last = self._device.execute(make_step(self._steps, retired=retired, opened=opened, pages=pages, rows=rows))
+        self.last = execute(self._device, make_step(self._steps, retired=retired, opened=opened, pages=pages, rows=rows))
         sampled = unpack_i32(self.last.token_ids)
         slots = [slot for slot, _, _, samples in rows if samples]
         for slot, token in zip(slots, sampled, strict=True):

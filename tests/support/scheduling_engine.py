@@ -1,6 +1,5 @@
 """The scheduler over a real device: without the loops and links around them."""
 
-from collections import deque
 from collections.abc import Callable
 from random import Random
 
@@ -10,7 +9,7 @@ from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32, unpack_i
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Admit,
@@ -66,7 +65,7 @@ class Engine:
     scheduler: Scheduler = attrs.field(init=False)
     outputs: dict[ChoiceKey, list[int]] = attrs.field(init=False, factory=dict)
     reasons: dict[ChoiceKey, FinishReason] = attrs.field(init=False, factory=dict)
-    _results: deque[StepCompleted] = attrs.field(init=False, factory=deque)
+    _submitted: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
         self.scheduler = Scheduler(limits=self.limits or self.device.limits, policy=self.policy)
@@ -81,9 +80,11 @@ class Engine:
 
     def step(self) -> None:
         while isinstance(step := self.scheduler.plan(), ExecuteStep):
-            self._results.append(self.device.execute(step))
-        if self._results:
-            self._receive(self.scheduler.complete(self._results.popleft()))
+            self.device.submit(step)
+            self._submitted += 1
+        if self._submitted:
+            self._submitted -= 1
+            self._receive(self.scheduler.complete(self.device.collect()))
 
     def run(self, max_steps: int = 20_000) -> dict[ChoiceKey, list[int]]:
         """What every choice so far said."""

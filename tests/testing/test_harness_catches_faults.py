@@ -13,6 +13,7 @@ from layered_llm.domain.messages.api_text import Abort
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
 from layered_llm.domain.sampling import SamplingParams
+from layered_llm.runtime.device import HostDevice
 from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.service.engine_client import EngineClient
@@ -122,6 +123,12 @@ def test_pages_of_a_failed_row_that_are_found_again_are_seen(monkeypatch: pytest
     target = next(target for target in all_scenarios() if target.name == "row-fails")
 
     assert "which belonged to a row that failed" in broken(run_once(target, fault=Fault.CANCEL, step=0))
+
+
+def test_a_device_that_executes_the_later_of_two_steps_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDevice, "collect", lambda self: self._execute(self._submitted.pop()))
+
+    assert "a row names a slot that is not open" in broken(run_once())
 
 
 def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

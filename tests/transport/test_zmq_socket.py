@@ -1,3 +1,4 @@
+import os
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -435,6 +436,42 @@ def test_shutdown_ends_a_thread_that_blocks(is_at_exit: bool, monkeypatch: pytes
         thread.join(timeout=5)
 
     assert ended.is_set()
+
+
+async def test_a_blocking_socket_waits_for_a_message_or_a_descriptor() -> None:
+    read_end, write_end = os.pipe()
+    with open_context() as context, context.connect_blocking("inproc://near", b"near", OPTIONS) as socket:
+        far = context.bind_dealer("inproc://near", OPTIONS)
+        os.write(write_end, b"d")
+        came_before = [socket.comes_before(read_end)]
+        await far.send((b"a",))
+        came_before.append(socket.comes_before(read_end))
+        os.read(read_end, 1)
+        came_before.append(socket.comes_before(read_end))
+    os.close(read_end)
+    os.close(write_end)
+    assert [False, True, True] == came_before
+
+
+def test_shutdown_ends_a_thread_that_waits_for_a_message_or_a_descriptor() -> None:
+    read_end, write_end = os.pipe()
+    blocked = threading.Event()
+
+    def block(context: MessageContext) -> None:
+        with context.connect_blocking("inproc://nobody", b"near", OPTIONS) as socket:
+            blocked.set()
+            with pytest.raises(LinkClosed):
+                socket.comes_before(read_end)
+
+    with open_context() as context:
+        thread = threading.Thread(target=block, args=(context,))
+        thread.start()
+        blocked.wait()
+        context.shutdown()
+        thread.join(timeout=5)
+    os.close(read_end)
+    os.close(write_end)
+    assert not thread.is_alive()
 
 
 def test_context_with_an_open_blocking_socket_raises_instead_of_hanging() -> None:

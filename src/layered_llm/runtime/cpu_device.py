@@ -12,7 +12,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
-from layered_llm.runtime.device import DeviceError, one_line
+from layered_llm.runtime.device import DeviceError, HostDevice, one_line
 from layered_llm.runtime.host_sampler import HostSampler
 from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.matrices import Float32s
@@ -20,10 +20,11 @@ from layered_llm.runtime.step_inputs import StepInputs
 from layered_llm.runtime.step_model import NOTHING_SAMPLED, Sampled, Sampler, StepModel
 
 
-class CpuDevice:
+class CpuDevice(HostDevice):
     """A Device that runs a decoder and samples. Sampled tokens go into the slots' state and feed the next step from there."""
 
     def __init__(self, *, model: StepModel, limits: RuntimeLimits, now_us: Callable[[], int]) -> None:
+        super().__init__()
         self._model = model
         self._limits = limits
         self._now_us = now_us
@@ -34,7 +35,7 @@ class CpuDevice:
     def limits(self) -> RuntimeLimits:
         return self._limits
 
-    def execute(self, step: ExecuteStep) -> StepCompleted:
+    def _execute(self, step: ExecuteStep) -> StepCompleted:
         """Raises DeviceError where the model fails, and InvariantViolated for a step that contradicts the slots' state."""
         started_us = self._now_us()
         inputs = self._slots.apply(step)

@@ -19,6 +19,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.runtime.device import HostDevice
 from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.scripts import NOT_FINITE, History, Script, scripted_logprobs, scripted_prompt_logprobs
 from layered_llm.runtime.step_inputs import Int32s, StepInputs
@@ -34,7 +35,7 @@ class ScriptedPace:
     token_us: int
 
 
-class ScriptedDevice:
+class ScriptedDevice(HostDevice):
     """A Device whose sampled tokens come from `script`.
 
     `wait` is called with seconds and lets the step's time pass, real or virtual; it is not called where that time is zero.
@@ -49,6 +50,7 @@ class ScriptedDevice:
         wait: Callable[[float], None],
         now_us: Callable[[], int],
     ) -> None:
+        super().__init__()
         self._limits = limits
         self._script = script
         self._pace = pace
@@ -61,7 +63,7 @@ class ScriptedDevice:
     def limits(self) -> RuntimeLimits:
         return self._limits
 
-    def execute(self, step: ExecuteStep) -> StepCompleted:
+    def _execute(self, step: ExecuteStep) -> StepCompleted:
         """Raises InvariantViolated for a step that contradicts the slots' state or reads a cell that nobody wrote."""
         started_us = self._now_us()
         inputs = self._slots.apply(step)

@@ -1,28 +1,43 @@
-"""The loop around a device: receives a step, executes it, answers. Blocks; has no event loop.
+"""The loop around a device: receives steps, submits them, answers when they are done. Blocks; has no event loop.
 
 Must not know: what a step is for, processes, sockets.
 """
 
+from collections import deque
+
+from layered_llm.domain.ids import StepId
 from layered_llm.domain.messages.scheduler_runtime import (
     RuntimeReady,
     RuntimeToScheduler,
     SchedulerToRuntime,
     StepFailed,
 )
-from layered_llm.runtime.device import Device, DeviceError
+from layered_llm.runtime.device import MOST_SUBMITTED, Device, DeviceError
 from layered_llm.transport.ports import BlockingMessageLink
 
 RuntimeLink = BlockingMessageLink[RuntimeToScheduler, SchedulerToRuntime]
 
 
 def serve_device(device: Device, link: RuntimeLink, *, pid: int) -> None:
-    """Executes steps for ever. LinkClosed passes through when the link is closed, DeviceError behind a StepFailed."""
+    """Executes steps for ever. LinkClosed passes through when the link is closed, DeviceError after a StepFailed."""
     link.send(RuntimeReady(limits=device.limits, pid=pid))
+    submitted = deque[StepId]()
     while True:
-        step = link.receive()
         try:
-            completed = device.execute(step)
+            if _receives_next(device, link, len(submitted)):
+                step = link.receive()
+                submitted.append(step.step)
+                device.submit(step)
+            else:
+                link.send(device.collect())
+                submitted.popleft()
         except DeviceError as error:
-            link.send(StepFailed(step=step.step, message=str(error)))
+            link.send(StepFailed(step=submitted[0], message=str(error)))
             raise
-        link.send(completed)
+
+
+def _receives_next(device: Device, link: RuntimeLink, submitted: int) -> bool:
+    """Waits for a step to come or the oldest one to be done; a step that came goes first, so that the device is never idle."""
+    if not submitted or submitted == MOST_SUBMITTED:
+        return not submitted
+    return device.done is not None and link.comes_before(device.done)

@@ -17,8 +17,9 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import RuntimeReady
+from layered_llm.domain.messages.scheduler_runtime import RuntimeReady, RuntimeToScheduler
 from layered_llm.domain.messages.supervision import Role
+from layered_llm.runtime.device import MOST_SUBMITTED
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -36,6 +37,7 @@ from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outcome, Work
+from layered_llm.transport.ports import MessageSink
 
 DEATH_UNNOTICED_S: Final = 0.05
 """From the death of an API process until the supervisor learns of it."""
@@ -259,13 +261,28 @@ class InlineLauncher:
         return work.run()
 
     async def _run_device(self, address: str) -> None:
+        """As `serve_device`: at most MOST_SUBMITTED steps are submitted, each takes its time alone."""
         device = self._options.device()
+        submitted = trio.Semaphore(0)
+        places = trio.Semaphore(MOST_SUBMITTED)
         with self._links.connect_runtime_to_scheduler(address) as link:
             await link.send(RuntimeReady(limits=device.limits, pid=0))
-            while True:
-                for step in await link.receive():
-                    await trio.sleep(self._options.step_s)
-                    await link.send(device.execute(step))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._collect, device, link, submitted, places)
+                while True:
+                    for step in await link.receive():
+                        await places.acquire()
+                        device.submit(step)
+                        submitted.release()
+
+    async def _collect(
+        self, device: ScriptedDevice, link: MessageSink[RuntimeToScheduler], submitted: trio.Semaphore, places: trio.Semaphore
+    ) -> None:
+        while True:
+            await submitted.acquire()
+            await trio.sleep(self._options.step_s)
+            await link.send(device.collect())
+            places.release()
 
 
 async def _no_checkpoint() -> Checkpoint:

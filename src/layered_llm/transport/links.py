@@ -148,6 +148,10 @@ class BlockingLink(_Closing, Generic[OutT, InT]):
         """Blocks for the next message. Raises WireError, and LinkClosed when the context was shut down."""
         return self._codec.decode(self._socket.recv())
 
+    def comes_before(self, descriptor: int) -> bool:
+        """Blocks until there is a message or `descriptor` can be read from; whether there is a message. Raises LinkClosed."""
+        return self._socket.comes_before(descriptor)
+
     def send(self, message: OutT) -> None:
         """Blocks until the link has taken the message. Raises LinkClosed when the context was shut down."""
         self._socket.send(self._codec.encode(message))

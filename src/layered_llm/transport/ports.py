@@ -67,5 +67,8 @@ class BlockingMessageLink(Protocol[OutT_contra, InT_co]):
     def receive(self) -> InT_co:
         """Blocks for the next message. Raises LinkClosed."""
 
+    def comes_before(self, descriptor: int) -> bool:
+        """Blocks until there is a message or `descriptor` can be read from; whether there is a message. Raises LinkClosed."""
+
     def send(self, message: OutT_contra) -> None:
         """Blocks until the link has taken the message. Raises LinkClosed."""

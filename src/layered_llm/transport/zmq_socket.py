@@ -213,6 +213,15 @@ class BlockingSocket:
         except zmq.ContextTerminated:
             raise LinkClosed from None
 
+    def comes_before(self, descriptor: int) -> bool:
+        """Blocks until there is a message or `descriptor` can be read from; whether there is a message. Raises LinkClosed."""
+        self._check_open()
+        try:
+            zmq.zmq_poll([(self._socket, _READABLE), (descriptor, _READABLE)])
+            return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE)
+        except zmq.ContextTerminated:
+            raise LinkClosed from None
+
     def send(self, frames: Sequence[bytes]) -> None:
         """Blocks until the socket takes the message. Raises LinkClosed when the context is shut down."""
         self._check_open()
