@@ -14,7 +14,7 @@ Byte k of the 16 holds number k in its low nibble and number k + 16 in its high 
 
 import enum
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 import attrs
 import numpy as np
@@ -44,6 +44,34 @@ class WeightFormat(enum.Enum):
     def row_bytes(self, columns: int) -> int:
         """What a row takes; `columns` must be whole blocks."""
         return columns // self.block_columns * self.block_bytes
+
+
+@attrs.frozen
+class Shard:
+    """Which of the equal parts of a model that `size` ranks compute together is meant."""
+
+    rank: int
+    size: int
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise InvariantViolated(f"rank {self.rank} of {self.size}")
+
+    def part(self, length: int) -> slice:
+        """The rank's own `length` of what all ranks have together."""
+        return slice(self.rank * length, (self.rank + 1) * length)
+
+
+WHOLE: Final = Shard(0, 1)
+
+
+class Split(enum.Enum):
+    """What of a matrix is divided among ranks."""
+
+    ROWS = enum.auto()
+    """Outputs: each rank computes some of them."""
+    COLUMNS = enum.auto()
+    """Inputs: each rank has some of them, and the results are added."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -87,6 +115,20 @@ class WeightMatrix:
     def with_rows(self, order: NDArray[np.int64]) -> "WeightMatrix":
         """A copy of the rows `order`, in this order."""
         return attrs.evolve(self, rows=len(order), data=self.data[order])
+
+    def part(self, shard: Shard, split: Split) -> "WeightMatrix":
+        """The equal part that a rank has: rows where they are, or a copy of columns, which must be whole blocks."""
+        match split:
+            case Split.ROWS:
+                rows = self.rows // shard.size
+                data = self.data[shard.part(rows)]
+                return attrs.evolve(self, rows=rows, data=data.copy() if data.flags.writeable else data)
+            case Split.COLUMNS:
+                columns = self.columns // shard.size
+                data = np.ascontiguousarray(self.data[:, shard.part(self.format.row_bytes(columns))])
+                return attrs.evolve(self, columns=columns, data=data)
+            case _:
+                assert_never(split)
 
     def _blocks(self) -> Bytes:
         return self.data.reshape(self.rows, -1, self.format.block_bytes)

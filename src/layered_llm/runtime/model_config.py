@@ -9,6 +9,7 @@ from typing import assert_never
 import attrs
 
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.matrices import Shard
 
 
 class ModelConfigError(DeviceError):
@@ -137,6 +138,33 @@ class ModelConfig(ModelFacts):
     def intermediate_size(self) -> int:
         """Of the widest MLP. Raises ModelConfigError where a layer has experts."""
         return max(gated(layer.mlp).intermediate_size for layer in self.layers)
+
+    def of_rank(self, shard: Shard) -> "ModelConfig":
+        """What a rank has: heads by whole groups, and its part of the vocabulary and of each MLP.
+
+        Raises ModelConfigError where there are no equal parts.
+        """
+        if shard.size == 1:
+            return self
+
+        def part(name: str, size: int) -> int:
+            if size % shard.size:
+                raise ModelConfigError(f"{name}={size} cannot be split evenly over {shard.size} ranks")
+            return size // shard.size
+
+        def layer_part(layer: LayerSpec) -> LayerSpec:
+            mlp = gated(layer.mlp)
+            return attrs.evolve(
+                layer, mlp=attrs.evolve(mlp, intermediate_size=part("intermediate_size", mlp.intermediate_size))
+            )
+
+        return attrs.evolve(
+            self,
+            heads=part("num_attention_heads", self.heads),
+            kv_heads=part("num_key_value_heads", self.kv_heads),
+            vocabulary_size=part("vocab_size", self.vocabulary_size),
+            layers=tuple(map(layer_part, self.layers)),
+        )
 
 
 def gated(mlp: GatedSpec | ExpertsSpec) -> GatedSpec:

@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded, merged
+from layered_llm.runtime.matrices import WHOLE, Float32s, Shard, Split, WeightFormat, WeightMatrix, encoded, merged
 from layered_llm.runtime.panels import Matrix
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
 
@@ -54,18 +54,25 @@ class CheckpointReader:
     """None: each tensor's own."""
     _arrange: Callable[[WeightMatrix], Matrix]
     """Gives a matrix the form that is computed with."""
+    shard: Shard
+    """The part that is read of what is split; names, tensors that are missing and not used are those of the whole."""
     _taken: set[str] = attrs.Factory(set)
     _missing: list[str] = attrs.Factory(list)
     _has_converted: bool = False
 
     @classmethod
     def of(
-        cls, tensors: Mapping[str, StoredTensor], *, dtype: str, arrange: Callable[[WeightMatrix], Matrix] = as_it_is
+        cls,
+        tensors: Mapping[str, StoredTensor],
+        *,
+        dtype: str,
+        arrange: Callable[[WeightMatrix], Matrix] = as_it_is,
+        shard: Shard = WHOLE,
     ) -> "CheckpointReader":
         """Raises CheckpointError where `dtype` has no such name."""
         if dtype not in _DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPE_NAMES)}")
-        return cls(tensors, _DTYPES[dtype], arrange)
+        return cls(tensors, _DTYPES[dtype], arrange, shard)
 
     @property
     def types(self) -> str:
@@ -73,20 +80,24 @@ class CheckpointReader:
         own = "+".join(sorted({self._tensors[name].type_name for name in self._taken}))
         return f"{own} as {self._format.label}" if self._format is not None and self._has_converted else own
 
-    def vector(self, names: Sequence[str], lengths: Sequence[int]) -> Float32s:
-        """The vectors `names`, the k-th of lengths[k], one behind the other: fp32 [sum(lengths)].
+    def vector(self, names: Sequence[str], lengths: Sequence[int], *, is_split: bool = False) -> Float32s:
+        """The vectors `names`, one after the other: fp32 [sum(lengths)], the k-th lengths[k] of this rank, if it is split.
 
         Raises CheckpointError for another shape.
         """
-        return np.concatenate([part.dequantized()[0] for part in self._parts(names, [(length,) for length in lengths])])
+        shard = self.shard if is_split else WHOLE
+        parts = self._parts(names, [(length * shard.size,) for length in lengths])
+        return np.concatenate([part.dequantized()[0, shard.part(length)] for part, length in zip(parts, lengths, strict=True)])
 
-    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Matrix:
-        """The matrices `names`, the k-th of shape [rows[k], columns], one below the other: in the file's own format, or in that
-        of `dtype`; parts of several formats as fp32, if `dtype` does not say another.
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int, split: Split = Split.ROWS) -> Matrix:
+        """The matrices `names`, of the k-th this rank's [rows[k], columns], one below the other: in the file's own format, or
+        in that of `dtype`; parts of several formats as fp32, if `dtype` does not say another.
 
         Raises CheckpointError for another shape, and for numbers that the asked-for format cannot hold.
         """
-        parts = list(self._parts(names, [(count, columns) for count in rows]))
+        height, width = (self.shard.size, 1) if split is Split.ROWS else (1, self.shard.size)
+        wholes = self._parts(names, [(count * height, columns * width) for count in rows])
+        parts = [self._own(name, whole, split) for name, whole in zip(names, wholes, strict=True)]
         target = self._target({part.format for part in parts})
         if target is None:
             whole = merged(parts)
@@ -96,6 +107,21 @@ class CheckpointReader:
         if arranged is not parts[0]:
             self._forget(names)
         return arranged
+
+    def _own(self, name: str, matrix: WeightMatrix, split: Split) -> WeightMatrix:
+        """This rank's part."""
+        if self.shard.size == 1:
+            return matrix
+        block, columns = matrix.format.block_columns, matrix.columns // self.shard.size
+        if split is Split.COLUMNS and columns % block:
+            raise CheckpointError(
+                f"tensor {name} has rows of {matrix.columns} numbers as {matrix.format.label}, and {self.shard.size} ranks "
+                f"would split its blocks of {block}"
+            )
+        part = matrix.part(self.shard, split)
+        if split is Split.COLUMNS:
+            self._forget([name])
+        return part
 
     def _target(self, stored: AbstractSet[WeightFormat]) -> WeightFormat | None:
         """What matrices that are stored so, and merged, become; None: what they are.

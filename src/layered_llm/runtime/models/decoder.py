@@ -12,7 +12,7 @@ from layered_llm.runtime.decoder_weights import (
     LayerWeights,
     LinearWeights,
 )
-from layered_llm.runtime.matrices import Float32s
+from layered_llm.runtime.matrices import Float32s, Split
 from layered_llm.runtime.model_config import GatedSpec, LayerSpec, ModelConfig, gated
 from layered_llm.runtime.panels import Matrix
 from layered_llm.runtime.weights import CheckpointReader
@@ -22,7 +22,12 @@ _HEAD: Final = "lm_head.weight"
 
 
 def build_decoder(config: ModelConfig, reader: CheckpointReader) -> DecoderWeights:
-    """Reads the whole model. Raises CheckpointError for a tensor of another shape; missing ones are `reader.finish`'s."""
+    """Reads the whole model, or what the reader's rank has of it.
+
+    Raises CheckpointError for a tensor of another shape, and ModelConfigError where there are no equal parts; tensors that are
+    missing are `reader.finish`'s.
+    """
+    config = config.of_rank(reader.shard)
     embedding, head = _embedding_and_head(config, reader)
     return DecoderWeights(
         config=config,
@@ -61,26 +66,38 @@ def _attention(config: ModelConfig, reader: CheckpointReader, spec: LayerSpec, p
     hidden, head_dim, has_norms = config.hidden_size, config.head_dim, spec.has_head_norms
     qkv, qkv_sizes = [f"{prefix}.{name}_proj" for name in "qkv"], [config.query_size, config.kv_size, config.kv_size]
     return AttentionWeights(
-        qkv=_linear(reader, qkv, qkv_sizes, hidden, has_bias=spec.has_qkv_bias),
+        qkv=_column_parallel(reader, qkv, qkv_sizes, hidden, has_bias=spec.has_qkv_bias),
         query_norm=_norm(reader, f"{prefix}.q_norm", head_dim) if has_norms else None,
         key_norm=_norm(reader, f"{prefix}.k_norm", head_dim) if has_norms else None,
-        output=_linear(reader, [f"{prefix}.o_proj"], [hidden], config.query_size, has_bias=spec.has_output_bias),
+        output=_row_parallel(reader, f"{prefix}.o_proj", hidden, config.query_size, has_bias=spec.has_output_bias),
     )
 
 
 def _mlp(config: ModelConfig, reader: CheckpointReader, spec: GatedSpec, prefix: str) -> GatedWeights:
-    hidden, inner = config.hidden_size, spec.intermediate_size
+    hidden, inner, gate_up = config.hidden_size, spec.intermediate_size, [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
     return GatedWeights(
-        gate_up=_linear(reader, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], [inner] * 2, hidden, has_bias=spec.has_bias),
-        down=_linear(reader, [f"{prefix}.down_proj"], [hidden], inner, has_bias=spec.has_bias),
+        gate_up=_column_parallel(reader, gate_up, [inner, inner], hidden, has_bias=spec.has_bias),
+        down=_row_parallel(reader, f"{prefix}.down_proj", hidden, inner, has_bias=spec.has_bias),
     )
 
 
-def _linear(reader: CheckpointReader, names: list[str], outputs: list[int], inputs: int, *, has_bias: bool) -> LinearWeights:
+def _column_parallel(
+    reader: CheckpointReader, names: list[str], outputs: list[int], inputs: int, *, has_bias: bool
+) -> LinearWeights:
+    """A rank has some of the outputs."""
     return LinearWeights(
         matrix=reader.matrix([f"{name}.weight" for name in names], outputs, inputs),
-        bias=reader.vector([f"{name}.bias" for name in names], outputs) if has_bias else None,
+        bias=reader.vector([f"{name}.bias" for name in names], outputs, is_split=True) if has_bias else None,
     )
+
+
+def _row_parallel(reader: CheckpointReader, name: str, outputs: int, inputs: int, *, has_bias: bool) -> LinearWeights:
+    """A rank has some of the inputs: the ranks' results are added, and the first rank adds the bias."""
+    matrix, bias = reader.matrix([f"{name}.weight"], [outputs], inputs, Split.COLUMNS), f"{name}.bias"
+    if has_bias and reader.shard.rank:
+        reader.skip(bias)
+        has_bias = False
+    return LinearWeights(matrix=matrix, bias=reader.vector([bias], [outputs]) if has_bias else None)
 
 
 def _norm(reader: CheckpointReader, name: str, size: int) -> Float32s:
