@@ -14,14 +14,7 @@ from typing import Any, Self
 import httpx
 
 from layered_llm.client.errors import MalformedStream
-from layered_llm.client.http import (
-    AsyncChunkStream,
-    ChunkStream,
-    aopen_stream,
-    connect_failed,
-    open_stream,
-    status_error,
-)
+from layered_llm.client.http import AsyncChunkStream, ChunkStream, aopen_stream, connect_failed, open_stream, status_error
 from layered_llm.client.requests import ApiRequest, ApiServer, ChatMessages, Prompt
 from layered_llm.client.stream_core import StreamTimeouts
 

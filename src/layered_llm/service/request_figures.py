@@ -64,9 +64,7 @@ class RequestFigures:
     )
     _inter_token: Histogram = histogram("inter_token_latency_seconds", "Between two tokens of a choice.", INTER_TOKEN_BUCKETS_S)
     _mean_gap: Histogram = histogram(
-        "request_time_per_output_token_seconds",
-        "Between the tokens of an ended request, on average.",
-        INTER_TOKEN_BUCKETS_S,
+        "request_time_per_output_token_seconds", "Between the tokens of an ended request, on average.", INTER_TOKEN_BUCKETS_S
     )
     _latency: Histogram = histogram(
         "e2e_request_latency_seconds", "From the submit of a request to its end.", LATENCY_BUCKETS_S

@@ -7,14 +7,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.metrics import (
-    LATENCY_BUCKETS_S,
-    MESSAGES_DROPPED,
-    TTFT_BUCKETS_S,
-    Histogram,
-    counter,
-    histogram,
-)
+from layered_llm.domain.metrics import LATENCY_BUCKETS_S, MESSAGES_DROPPED, TTFT_BUCKETS_S, Histogram, counter, histogram
 from layered_llm.scheduling.releases import AbortRelease
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
@@ -53,17 +46,13 @@ class SchedulerFigures:
         "step_new_tokens", "Tokens that a step is the first to compute, of prompts, or to sample.", STEP_TOKEN_BUCKETS
     )
     _inference_time: Histogram = histogram(
-        "request_inference_time_seconds",
-        "From the first step that computes some of a request to its end.",
-        LATENCY_BUCKETS_S,
+        "request_inference_time_seconds", "From the first step that computes some of a request to its end.", LATENCY_BUCKETS_S
     )
     _preemptions: Histogram = histogram(
         "request_preemptions", "How often choices of a request that ended were put back.", PREEMPTION_BUCKETS
     )
     _release_time: Histogram = histogram(
-        "abort_release_seconds",
-        "From an abort in the scheduler until its request's pages are all back.",
-        RELEASE_BUCKETS_S,
+        "abort_release_seconds", "From an abort in the scheduler until its request's pages are all back.", RELEASE_BUCKETS_S
     )
     _release_steps: Histogram = histogram(
         "abort_release_steps", "Steps in flight that these pages had to wait for.", RELEASE_STEP_BUCKETS

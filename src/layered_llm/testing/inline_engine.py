@@ -128,9 +128,7 @@ class InlineEngine:
         """One more API process, ready; it leaves in good order unless it was killed."""
         process = ApiProcess(
             client=EngineClient.drawn(
-                pid=self._exits.new_pid(),
-                max_open_requests=self._settings.max_open_requests,
-                randbelow=self._random.randrange,
+                pid=self._exits.new_pid(), max_open_requests=self._settings.max_open_requests, randbelow=self._random.randrange
             ),
             links=self.links,
             exits=self._exits,

@@ -58,11 +58,7 @@ def _http_in_time(
     for stream in (False, True):
         body = completion(stream=stream, max_tokens=20)
         exchange = http_exchange(
-            COMPLETIONS,
-            body,
-            status=HTTPStatus.OK if stream else status,
-            error=name.replace("-", "_"),
-            serving=serving,
+            COMPLETIONS, body, status=HTTPStatus.OK if stream else status, error=name.replace("-", "_"), serving=serving
         )
         yield Target(
             name=f"http-{name}" + ("-stream" if stream else ""),

@@ -159,10 +159,7 @@ class Play:
     async def _run_target(self, engine: InlineEngine, process: ApiProcess | None) -> None:
         (observed,) = self._targets
         disconnect = trio.Event()
-        outside: dict[Fault, Callable[[], object]] = {
-            Fault.DISCONNECT: disconnect.set,
-            Fault.SHUTDOWN: self._engine_left.set,
-        }
+        outside: dict[Fault, Callable[[], object]] = {Fault.DISCONNECT: disconnect.set, Fault.SHUTDOWN: self._engine_left.set}
         if process is not None:
             outside[Fault.DEATH] = lambda: process.die(loses_sent=engine.draw_chance())
             outside[Fault.STALL] = process.stall

@@ -15,11 +15,7 @@ CancelEverywhere = Callable[..., Coverage]
 
 
 def check(
-    target: Target,
-    *,
-    seeds: Iterable[int] = (0, 1),
-    faults: Iterable[Fault] | None = None,
-    points: Points = EVERYWHERE,
+    target: Target, *, seeds: Iterable[int] = (0, 1), faults: Iterable[Fault] | None = None, points: Points = EVERYWHERE
 ) -> Coverage:
     """Runs `cancel_everywhere` and fails the test with what was broken, one line for each run."""
     coverage = cancel_everywhere(target, seeds=seeds, faults=faults, points=points)

@@ -92,16 +92,7 @@ class TextTables:
             if told is not None:
                 rows.prompt_offsets.append(offsets or bytes(4 * told.row_count))
 
-    def token(
-        self,
-        request: RequestId,
-        choice: int,
-        token: int,
-        text: str,
-        *,
-        logprobs: LogprobEntries,
-        offset: int,
-    ) -> None:
+    def token(self, request: RequestId, choice: int, token: int, text: str, *, logprobs: LogprobEntries, offset: int) -> None:
         """A token and the text that it made certain; tokens of one choice that come in a row share its row."""
         rows = self._of(request)
         rows.token_ids.append(token)

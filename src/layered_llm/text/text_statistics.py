@@ -71,9 +71,6 @@ def summarize(counters: Counters, *, preparing: int, admitted: int, gone: Collec
             finished=counters.finished.copy(),
             rejected=counters.rejected.copy(),
         ),
-        aborts_emitted={
-            "process_gone": counters.aborts_of_forgotten + of_the_gone,
-            "text_worker": counters.aborts_own,
-        },
+        aborts_emitted={"process_gone": counters.aborts_of_forgotten + of_the_gone, "text_worker": counters.aborts_own},
         maps=(("preparing", preparing), ("admitted", admitted)),
     )

@@ -56,11 +56,7 @@ def _chat(request: ChatRequest, front: Front) -> int:
             stack.enter_context(line_editing(chat_history()))
         front.note(f"{host.title}. /help says what you can do, Ctrl-D leaves.")
         shell = Shell(
-            front=front,
-            host=host,
-            interrupts=interrupts,
-            conversation=Conversation(request.system),
-            params=request.params,
+            front=front, host=host, interrupts=interrupts, conversation=Conversation(request.system), params=request.params
         )
         return shell.run()
 

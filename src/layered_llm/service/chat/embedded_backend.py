@@ -16,16 +16,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.chat.backend import (
-    CannotOpen,
-    ContextFull,
-    End,
-    Failed,
-    Finished,
-    Lost,
-    Outcome,
-    Piece,
-)
+from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Lost, Outcome, Piece
 from layered_llm.service.checkpoint import model_name
 from layered_llm.service.embedded import EngineStartFailed, open_embedded_client
 from layered_llm.service.engine_client import EngineClient

@@ -80,10 +80,7 @@ def read_request(arguments: argparse.Namespace) -> ChatRequest:
     except ParameterError as error:
         raise SettingsError(f"{flag(error.param)}: {error.message}") from error
     return ChatRequest(
-        settings=load(arguments, defaults=ENGINE_DEFAULTS),
-        server=_server(arguments),
-        params=params,
-        system=arguments.system,
+        settings=load(arguments, defaults=ENGINE_DEFAULTS), server=_server(arguments), params=params, system=arguments.system
     )
 
 

@@ -22,9 +22,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _READY: Final = Metric("engine_ready", "gauge", "1 while the engine takes requests.")
 _SILENT: Final = Metric(
-    "processes_silent",
-    "gauge",
-    "Processes that did not answer; while there are any, sums over all processes are left out.",
+    "processes_silent", "gauge", "Processes that did not answer; while there are any, sums over all processes are left out."
 )
 _OPEN_REQUESTS: Final = Metric("open_requests", "gauge", "Requests that a process holds.")
 

@@ -10,13 +10,7 @@ import attrs
 from layered_llm.domain.metrics import counter
 from layered_llm.transport.http.api_error import ApiError
 
-REASONS: Final = (
-    "invalid_api_key",
-    "admin_key_required",
-    "host_not_allowed",
-    "origin_not_allowed",
-    "unsupported_media_type",
-)
+REASONS: Final = ("invalid_api_key", "admin_key_required", "host_not_allowed", "origin_not_allowed", "unsupported_media_type")
 """The codes of the errors."""
 
 
