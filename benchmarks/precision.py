@@ -43,7 +43,7 @@ from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.model_files import read_model
 from layered_llm.service.settings import load
 from layered_llm.service.supervisor_loop import find_checkpoint
-from layered_llm.text.checkpoint_files import CheckpointFiles
+from layered_llm.text.checkpoint_text import CheckpointFiles
 
 TEXT: Final = Path(__file__).parent / "texts" / "precision.txt"
 PROMPTS: Final = 20

@@ -45,10 +45,10 @@ def _application() -> "LifespanApplication":
 def _built(settings: Settings, ahead: SupervisorAhead | None) -> "LifespanApplication":
     """Raises SettingsError."""
     # Imported while the engine's processes start.
-    from layered_llm.service.api import build_api, is_first_worker  # noqa: PLC0415
-    from layered_llm.service.engine_process import set_up_logging  # noqa: PLC0415
-    from layered_llm.service.telling import say  # noqa: PLC0415
-    from layered_llm.transport.http.hypercorn_workarounds import worker  # noqa: PLC0415
+    from layered_llm.service.api import build_api, is_first_worker  # noqa: PLC0415 - as said above
+    from layered_llm.service.cli_parser import say  # noqa: PLC0415 - as said above
+    from layered_llm.service.engine_process import set_up_logging  # noqa: PLC0415 - as said above
+    from layered_llm.transport.http.hypercorn_workarounds import worker  # noqa: PLC0415 - as said above
 
     worker.survive_sigterm_in_spawned_worker()
     api = build_api(settings, ahead)

@@ -1,4 +1,4 @@
-from layered_llm.service.chat.stats import AnswerTimes
+from layered_llm.service.chat.host import AnswerTimes
 
 
 def test_the_rate_is_that_of_the_tokens_behind_the_first_piece() -> None:

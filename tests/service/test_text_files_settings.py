@@ -8,7 +8,7 @@ from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from layered_llm.service.checkpoint import DEFAULT_MODEL_SAMPLING, default_gguf
 from layered_llm.service.settings import Settings
 from layered_llm.service.text import read_files
-from layered_llm.text.checkpoint_files import UnreadableCheckpoint
+from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from support.byte_checkpoint import write_byte_checkpoint
 
 

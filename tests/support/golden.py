@@ -10,7 +10,7 @@ import attrs
 import tokenizers
 
 from layered_llm.service.checkpoint import default_gguf
-from layered_llm.text.checkpoint_files import CheckpointFiles
+from layered_llm.text.checkpoint_text import CheckpointFiles
 
 _REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
 

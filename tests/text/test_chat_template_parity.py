@@ -13,8 +13,7 @@ from tokenizers import AddedToken, processors
 
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.prompts import NEXT_TURN, Prompt, Rendering
-from layered_llm.text.checkpoint_files import CheckpointFiles
-from layered_llm.text.checkpoint_text import TextFiles, read_text_files
+from layered_llm.text.checkpoint_text import CheckpointFiles, TextFiles, read_text_files
 from layered_llm.text.prompt_tokens import PromptReader, PromptRefused
 from layered_llm.transport.http.openai_schema.messages import parse_messages
 from support.chat_templates import STYLES, Style

@@ -7,8 +7,7 @@ import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from layered_llm.text.checkpoint_files import UnreadableCheckpoint
-from layered_llm.text.checkpoint_text import TextFiles, read_text_files
+from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from support.text_tokenizers import BOS, EOS, byte_level_pipeline
 
 

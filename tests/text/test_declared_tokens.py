@@ -11,8 +11,7 @@ import pytest
 import tokenizers
 import transformers
 
-from layered_llm.text.checkpoint_files import UnreadableCheckpoint
-from layered_llm.text.checkpoint_text import TextFiles, read_text_files
+from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from support.byte_checkpoint import write_byte_checkpoint
 from support.text_tokenizers import byte_level_pipeline, llama_decoder, llama_style_pipeline
 

@@ -24,15 +24,15 @@ from layered_llm.domain.metrics import metrics_of
 from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.api_keys import read_admin_keys, read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
+from layered_llm.service.cli_parser import say
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_host import LEAVE_S, EngineHost
-from layered_llm.service.fingerprint import fingerprint
 from layered_llm.service.line_writer import LineWriter
 from layered_llm.service.run_directory import RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_checks import check_before_start
 from layered_llm.service.supervisor_process import SupervisorAhead, server_owner
-from layered_llm.service.telling import farewell, say, tell_phases
+from layered_llm.service.telling import farewell, tell_phases
 from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
@@ -211,7 +211,7 @@ def _http_settings(settings: Settings) -> HttpSettings:
         ),
         about=About(
             version=version,
-            fingerprint=fingerprint(version, settings),
+            fingerprint=settings.fingerprint(version),
             model_path=settings.model or DEFAULT_MODEL_NAME,
             settings=settings.shown(),
         ),

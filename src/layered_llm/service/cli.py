@@ -135,9 +135,9 @@ def _serve(words: list[str]) -> int:
 def _serve_with(settings: Settings) -> int:
     """Raises SettingsError."""
     # See the module's docstring.
-    from layered_llm.service.settings_checks import check_before_start  # noqa: PLC0415
-    from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415
-    from layered_llm.transport.http import listening  # noqa: PLC0415
+    from layered_llm.service.settings_checks import check_before_start  # noqa: PLC0415 - as said above
+    from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415 - as said above
+    from layered_llm.transport.http import listening  # noqa: PLC0415 - as said above
 
     check_before_start(settings)
     try:

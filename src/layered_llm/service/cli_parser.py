@@ -4,6 +4,7 @@ Must not know: which commands and flags there are.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -117,4 +118,6 @@ def with_dashes(word: str) -> str:
 
 def say(line: str) -> None:
     """One line for the person at the terminal."""
-    sys.stderr.write(f"layered-llm: {line}\n")
+    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the program
+        sys.stderr.write(f"layered-llm: {line}\n")
+        sys.stderr.flush()

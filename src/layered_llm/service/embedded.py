@@ -37,7 +37,7 @@ from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision, api_peer_name
 from layered_llm.service.supervisor_loop import ApiLink, Supervisor, find_checkpoint
 from layered_llm.service.text import read_files, work_text
-from layered_llm.text.checkpoint_files import UnreadableCheckpoint
+from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.ports import LinkClosed
 from layered_llm.transport.zmq_socket import MessageContext, open_context

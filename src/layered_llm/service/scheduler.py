@@ -14,7 +14,6 @@ from layered_llm.domain.ids import TextId
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
-from layered_llm.service.limits import ENGINE_OUTBOX_MESSAGES
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.schedule_trace import TraceFileError, open_trace
 from layered_llm.service.scheduler_figures import SchedulerFigures
@@ -22,7 +21,7 @@ from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, Sc
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import peer_name
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
 from layered_llm.transport.zmq_socket import open_context
 
 _ORDERS: Final = MappingProxyType(

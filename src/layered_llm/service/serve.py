@@ -14,12 +14,12 @@ import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.service.api import Api, build_api
+from layered_llm.service.cli_parser import say
 from layered_llm.service.engine_process import set_up_logging
 from layered_llm.service.process_watch import adopts_orphans, reap_adopted
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_fields import user_path
 from layered_llm.service.supervisor_process import SupervisorAhead
-from layered_llm.service.telling import say
 from layered_llm.transport.http import serving
 from layered_llm.transport.http.hypercorn_workarounds.worker import wait_for_stop_signal
 from layered_llm.transport.http.tls import BadCertificate, TlsFiles

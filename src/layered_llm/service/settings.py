@@ -7,6 +7,7 @@ or `LAYERED_LLM_CONFIG` names, then default.
 """
 
 import argparse
+import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -57,6 +58,9 @@ GROUPS: Final = {
     "scripted": "the scripted device, for tests",
 }
 """Titles in a help text."""
+_OF_OUTPUTS: Final = ("model", "engine", "runtime", "scripted")
+"""Groups of settings that outputs depend on."""
+_FINGERPRINT_DIGITS: Final = 16
 _model, _http, _access, _limits, _timeouts, _engine, _runtime, _other, _scripted = (
     partial(setting, group=key) for key in GROUPS
 )
@@ -315,6 +319,15 @@ class Settings:
     def shown(self) -> dict[str, Any]:
         """By name, what anybody may see; of the types that JSON has."""
         return attrs.asdict(self, filter=lambda field, _: not field.metadata.get("is_secret"))
+
+    def fingerprint(self, version: str) -> str:
+        """OpenAI's `system_fingerprint`, `fp_` and hexadecimal digits: one word for what outputs depend on besides the request.
+
+        Two servers of one version and of the same settings have the same one, wherever they listen and however they log.
+        """
+        fields = [field.name for field in attrs.fields(Settings) if field.metadata["group"] in _OF_OUTPUTS]
+        said = json.dumps([version, {name: getattr(self, name) for name in fields}], sort_keys=True)
+        return f"fp_{hashlib.sha256(said.encode()).hexdigest()[:_FINGERPRINT_DIGITS]}"
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":

@@ -55,9 +55,9 @@ def main() -> None:
     try:
         ahead = start_first(directory, settings)
         # Imported while the engine processes start.
-        import trio  # noqa: PLC0415
+        import trio  # noqa: PLC0415 - as said above
 
-        from layered_llm.service.supervisor_loop import supervise  # noqa: PLC0415
+        from layered_llm.service.supervisor_loop import supervise  # noqa: PLC0415 - as said above
 
         trio.run(supervise, directory, settings, ahead)
     except BaseException:

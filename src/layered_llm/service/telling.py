@@ -3,21 +3,13 @@
 Must not know: what the phases mean.
 """
 
-import contextlib
-import sys
 from collections.abc import Sequence
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
+from layered_llm.service.cli_parser import say
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.listening import Listening
-
-
-def say(line: str) -> None:
-    """One line on standard error."""
-    with contextlib.suppress(OSError):  # a full disk or a terminal that is gone is no reason to end the server
-        sys.stderr.write(f"layered-llm: {line}\n")
-        sys.stderr.flush()
 
 
 def farewell(open_responses: int, drain_timeout_s: float) -> str:

@@ -81,7 +81,7 @@ class _Moment:
 def main() -> None:
     """The process's entry."""
     # Before the limits, which are the template's. Whoever starts this process needs nothing of it.
-    import layered_llm.text.template_environment  # noqa: F401, PLC0415
+    import layered_llm.text.template_environment  # noqa: F401, PLC0415 - as said above
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     moment = _Moment(dt.datetime.min)

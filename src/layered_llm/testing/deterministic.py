@@ -28,9 +28,9 @@ def run_deterministic(
 @contextlib.contextmanager
 def _in_order(seed: int) -> Iterator[None]:
     run = cast("Any", trio._core._run)  # noqa: SLF001 - see the module's docstring
-    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r  # noqa: SLF001
-    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, Random(seed)  # noqa: SLF001, S311
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r  # noqa: SLF001 - as said above
+    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, Random(seed)  # noqa: SLF001, S311 - as said above; a run that can be repeated
     try:
         yield
     finally:
-        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = before  # noqa: SLF001
+        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = before  # noqa: SLF001 - as said above

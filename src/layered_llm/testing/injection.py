@@ -129,5 +129,5 @@ def _raise_in(task: Task) -> None:
         return
     raising: RaiseCancelT = outcome.Error(Injected()).unwrap
     if abort(raising) is Abort.SUCCEEDED:
-        task._abort_func = None  # noqa: SLF001
+        task._abort_func = None  # noqa: SLF001 - as said above
         trio.lowlevel.reschedule(task, outcome.Error(Injected()))

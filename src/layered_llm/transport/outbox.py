@@ -9,7 +9,7 @@ Invariant: pending + reserved <= capacity. A message holds its slot until the li
 """
 
 from collections import deque
-from typing import Generic, Never, TypeVar
+from typing import Final, Generic, Never, TypeVar
 
 import trio
 
@@ -17,6 +17,9 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.transport.ports import MessageSink
 
 OutT = TypeVar("OutT")
+
+ENGINE_OUTBOX_MESSAGES: Final = 1 << 16
+"""Far above what open requests, steps in flight and heartbeats add up to: an outbox that is full means a peer that hangs."""
 
 
 class Outbox(Generic[OutT]):

@@ -14,8 +14,7 @@ from layered_llm.service.library.engine import Engine
 from layered_llm.service.library.errors import EngineClosed, RequestFailed, RequestRejected
 from layered_llm.service.library.llm import LLM
 from layered_llm.service.library.opening import open_engine
-from layered_llm.service.library.report import EngineReport
-from layered_llm.service.library.results import Choice, Completion, Delta, Progress
+from layered_llm.service.library.results import Choice, Completion, Delta, EngineReport, Progress
 from layered_llm.service.library.stream import CompletionStream
 from layered_llm.service.settings import SettingsError
 from layered_llm.transport.http.engine_port import EngineLost

@@ -33,8 +33,7 @@ from layered_llm.service.library import inputs
 from layered_llm.service.library.batch import Batch, OnProgress, OnTokens
 from layered_llm.service.library.errors import EngineClosed, RequestRejected, check_process
 from layered_llm.service.library.inputs import PromptLike
-from layered_llm.service.library.report import EngineReport, to_report
-from layered_llm.service.library.results import Collector, Completion
+from layered_llm.service.library.results import Collector, Completion, EngineReport, to_report
 from layered_llm.service.library.stream import CompletionStream
 from layered_llm.transport.http.engine_port import EngineLost
 

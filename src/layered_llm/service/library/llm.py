@@ -18,8 +18,7 @@ from layered_llm.service.library.engine import Engine
 from layered_llm.service.library.inputs import Message, PromptLike
 from layered_llm.service.library.opening import open_engine, to_settings
 from layered_llm.service.library.progress_bar import progress_bar
-from layered_llm.service.library.report import EngineReport
-from layered_llm.service.library.results import Completion
+from layered_llm.service.library.results import Completion, EngineReport
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts, or one for each."""
