@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import attrs
 import pytest
@@ -12,13 +13,14 @@ from layered_llm.domain.messages.scheduler_runtime import (
     ExecuteStep,
     RuntimeReady,
     RuntimeToScheduler,
+    RuntimeWarmingUp,
     StepCompleted,
     StepFailed,
 )
 from layered_llm.runtime.device import Device, DeviceError
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import EchoScript
-from layered_llm.service.runtime_loop import serve_device
+from layered_llm.service.runtime_loop import WARM_UP_INTERVAL_US, serve_device, warm_up_words
 from layered_llm.transport.ports import LinkClosed
 from support.runtime_driver import make_step, open_slot
 
@@ -128,6 +130,17 @@ def expected() -> list[RuntimeToScheduler]:
         device.submit(step)
         results.append(device.collect())
     return [RuntimeReady(limits=LIMITS, pid=7), *results]
+
+
+def test_a_long_opening_says_now_and_then_that_it_goes_on() -> None:
+    link = ScriptedLink(deque())
+    clock = count(0, WARM_UP_INTERVAL_US // 2)
+    say_if_due = warm_up_words(link, lambda: next(clock))
+    sent = []
+    for _ in range(5):
+        say_if_due()
+        sent.append(len(link.sent))
+    assert ([0, 1, 1, 2, 2], RuntimeWarmingUp()) == (sent, link.sent[-1])
 
 
 def test_a_device_that_executes_when_asked_answers_each_step_before_the_next() -> None:

@@ -15,6 +15,7 @@ from layered_llm.domain.messages.scheduler_runtime import (
     ExecuteStep,
     RuntimeReady,
     RuntimeToScheduler,
+    RuntimeWarmingUp,
     SchedulerToRuntime,
     StepCompleted,
     StepFailed,
@@ -42,7 +43,13 @@ from layered_llm.domain.messages.text_scheduler import (
 )
 from layered_llm.domain.metrics import samples_by_name
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
-from layered_llm.service.scheduler_loop import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, RuntimeFailed, StepOverdue
+from layered_llm.service.scheduler_loop import (
+    STEP_DEADLINE_PER_TOKEN_S,
+    STEP_DEADLINE_S,
+    WARM_UP_SILENCE_S,
+    RuntimeFailed,
+    StepOverdue,
+)
 from layered_llm.service.settings import Settings
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from support.service_ends import ADDRESSES, TEST_S, TEXT_NAME
@@ -279,6 +286,22 @@ async def test_a_runtime_whose_first_word_is_another_is_our_own_fault(autojump_c
     with raises_alone(InvariantViolated, "first word"):
         async with scheduler_ends(StepFailed(step=1, message="no")):  # type: ignore[arg-type]  # a plain number will do
             await trio.sleep(1.0)
+
+
+async def test_a_runtime_that_goes_on_warming_up_is_waited_for(autojump_clock: MockClock) -> None:
+    async with scheduler_ends(RuntimeWarmingUp()) as ends:
+        for _ in range(3):
+            await trio.sleep(WARM_UP_SILENCE_S - 1.0)
+            await ends.runtime.send(RuntimeWarmingUp())
+        await ends.runtime.send(READY)
+        assert isinstance(await ends.reported(), ProcessReady)
+
+
+async def test_a_runtime_that_falls_silent_while_it_warms_up_hangs(autojump_clock: MockClock) -> None:
+    with raises_alone(StepOverdue, "silent for 600 s while it warmed up"):
+        async with scheduler_ends(RuntimeWarmingUp()):
+            await trio.sleep_forever()
+    assert WARM_UP_SILENCE_S == pytest.approx(trio.current_time())
 
 
 async def test_an_order_for_text_workers_is_our_own_fault(autojump_clock: MockClock) -> None:

@@ -277,6 +277,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
         lambda table: text_scheduler.RequestsFinished(**table)
     ),
     scheduler_runtime.ExecuteStep: execute_steps(),
+    scheduler_runtime.RuntimeWarmingUp: st.builds(scheduler_runtime.RuntimeWarmingUp),
     scheduler_runtime.RuntimeReady: st.builds(scheduler_runtime.RuntimeReady, limits=runtime_limits, pid=counts),
     scheduler_runtime.StepCompleted: steps_completed(),
     scheduler_runtime.StepFailed: st.builds(scheduler_runtime.StepFailed, step=ids, message=texts),

@@ -209,7 +209,7 @@ def test_an_engine_that_is_quiescent_while_an_abort_is_on_its_way_is_seen(monkey
     slow = InlineEngineOptions(script=hash_script(97, 26), largest_delay_s=0.5)
     target = Target(name="faulty", run=library(max_tokens=8), options=slow)
 
-    failures = cancel_everywhere(target, seeds=range(4), faults=[Fault.CANCEL], points=Points(every=2)).failures
+    failures = cancel_everywhere(target, seeds=range(8), faults=[Fault.CANCEL], points=Points(every=2)).failures
 
     assert "C3: 1 aborts were emitted, 0 handled, 0 late, 0 lost" in broken(failures)
 

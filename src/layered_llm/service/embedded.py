@@ -29,7 +29,8 @@ from layered_llm.service.launching import Launcher
 from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.own_thread import Wanted, run_in_own_thread
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
-from layered_llm.service.runtime import execute_steps, monotonic_us, runtime_options
+from layered_llm.service.runtime import monotonic_us, runtime_options
+from layered_llm.service.runtime_loop import serve_device
 from layered_llm.service.schedule_trace import TraceFileError
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
@@ -272,5 +273,5 @@ class TaskLauncher:
         return open_device(runtime_options(self._settings, checkpoint.path), now_us=monotonic_us, check=wanted.check)
 
     def _block(self, addresses: LinkAddresses, device: Device) -> None:
-        with contextlib.suppress(LinkClosed):
-            execute_steps(self._links, addresses, device)
+        with contextlib.suppress(LinkClosed), self._links.connect_runtime_to_scheduler(addresses.runtime(0)) as link:
+            serve_device(device, link, pid=os.getpid())

@@ -4,18 +4,36 @@ Must not know: what a step is for, processes, sockets.
 """
 
 from collections import deque
+from collections.abc import Callable
+from typing import Final
 
 from layered_llm.domain.ids import StepId
 from layered_llm.domain.messages.scheduler_runtime import (
     RuntimeReady,
     RuntimeToScheduler,
+    RuntimeWarmingUp,
     SchedulerToRuntime,
     StepFailed,
 )
 from layered_llm.runtime.device import MOST_SUBMITTED, Device, DeviceError
 from layered_llm.transport.ports import BlockingMessageLink
 
+WARM_UP_INTERVAL_US: Final = 5_000_000
+
 RuntimeLink = BlockingMessageLink[RuntimeToScheduler, SchedulerToRuntime]
+
+
+def warm_up_words(link: RuntimeLink, now_us: Callable[[], int]) -> Callable[[], None]:
+    """To be called between the parts of a device's opening: says every WARM_UP_INTERVAL_US that it goes on."""
+    due_us = now_us() + WARM_UP_INTERVAL_US
+
+    def say_if_due() -> None:
+        nonlocal due_us
+        if (now := now_us()) >= due_us:
+            due_us = now + WARM_UP_INTERVAL_US
+            link.send(RuntimeWarmingUp())
+
+    return say_if_due
 
 
 def serve_device(device: Device, link: RuntimeLink, *, pid: int) -> None:

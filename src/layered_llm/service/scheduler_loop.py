@@ -19,6 +19,7 @@ from layered_llm.domain.messages.scheduler_runtime import (
     ExecuteStep,
     RuntimeReady,
     RuntimeToScheduler,
+    RuntimeWarmingUp,
     SchedulerToRuntime,
     StepCompleted,
     StepFailed,
@@ -50,12 +51,14 @@ from layered_llm.transport.sparse_log import SparseLog
 STEP_DEADLINE_S: Final = 60.0
 STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
 """Far above what any device takes: a step that is not back by then never comes back."""
+WARM_UP_SILENCE_S: Final = 600.0
+"""Above what any part of a runtime's opening takes: a matrix that is read from a slow disk, a kernel that is compiled."""
 
 logger = logging.getLogger(__name__)
 
 
 class StepOverdue(Exception):  # noqa: N818 - states what happened
-    """The runtime did not answer a step in time; it hangs, and its process has to end."""
+    """The runtime did not answer a step in time, or fell silent while it warmed up; it hangs, and its process has to end."""
 
 
 class RuntimeFailed(Exception):  # noqa: N818 - states what happened
@@ -109,11 +112,18 @@ class SchedulerLoop:
             nursery.cancel_scope.cancel(reason="told to stop")
 
     async def _until_runtime_ready(self) -> RuntimeReady:
-        """Has no deadline: loading takes what it takes, and a runtime that dies is seen by its exit."""
-        messages = await self._links.runtime.receive()
-        if len(messages) != 1 or not isinstance(messages[0], RuntimeReady):
-            raise InvariantViolated(f"the runtime's first word is {messages!r}")
-        return messages[0]
+        """Loading takes what it takes, and a runtime that dies is seen by its exit; one that warms up must go on saying so."""
+        with trio.CancelScope() as silence:
+            while True:
+                for word in await self._links.runtime.receive():
+                    match word:
+                        case RuntimeWarmingUp():
+                            silence.deadline = trio.current_time() + WARM_UP_SILENCE_S
+                        case RuntimeReady():
+                            return word
+                        case _:
+                            raise InvariantViolated(f"the runtime's first word is {word!r}")
+        raise StepOverdue(f"the runtime hangs: it was silent for {WARM_UP_SILENCE_S:g} s while it warmed up")
 
     async def _obey(self, core: Scheduler, ready: RuntimeReady) -> None:
         while True:
@@ -177,7 +187,7 @@ class SchedulerLoop:
                         self._note_releases(core)
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
-                    case RuntimeReady():
+                    case RuntimeReady() | RuntimeWarmingUp():
                         raise InvariantViolated("the runtime is ready once")
                     case _:
                         assert_never(message)

@@ -17,7 +17,7 @@ import trio
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import RuntimeReady, RuntimeToScheduler
+from layered_llm.domain.messages.scheduler_runtime import RuntimeReady, RuntimeToScheduler, RuntimeWarmingUp
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import MOST_SUBMITTED
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
@@ -264,6 +264,7 @@ class InlineLauncher:
         submitted = trio.Semaphore(0)
         places = trio.Semaphore(MOST_SUBMITTED)
         with self._links.connect_runtime_to_scheduler(address) as link:
+            await link.send(RuntimeWarmingUp())
             await link.send(RuntimeReady(limits=device.limits, pid=0))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._collect, device, link, submitted, places)

@@ -79,6 +79,7 @@ SCHEDULER_TO_RUNTIME: Final = TagTable[scheduler_runtime.SchedulerToRuntime](
 )
 RUNTIME_TO_SCHEDULER: Final = TagTable[scheduler_runtime.RuntimeToScheduler](
     {
+        b"w": scheduler_runtime.RuntimeWarmingUp,
         b"r": scheduler_runtime.RuntimeReady,
         b"c": scheduler_runtime.StepCompleted,
         b"f": scheduler_runtime.StepFailed,

@@ -75,8 +75,13 @@ class ExecuteStep:
 
 
 @attrs.frozen(kw_only=True)
+class RuntimeWarmingUp:
+    """The runtime is alive and not ready yet: it reads a model, or compiles for it. Sent every few seconds of a long start."""
+
+
+@attrs.frozen(kw_only=True)
 class RuntimeReady:
-    """The runtime's first word, when its weights are loaded and its KV pool exists."""
+    """Sent once, when the weights are loaded and the KV pool exists."""
 
     limits: RuntimeLimits
     pid: int
@@ -120,4 +125,4 @@ class StepFailed:
 
 
 SchedulerToRuntime = ExecuteStep
-RuntimeToScheduler = RuntimeReady | StepCompleted | StepFailed
+RuntimeToScheduler = RuntimeWarmingUp | RuntimeReady | StepCompleted | StepFailed
