@@ -1,6 +1,6 @@
-"""Attention of one step: mixed rows of prefill chunks and decodes over the paged KV cache.
+"""The paged KV cache, and attention of one step over it: mixed rows of prefill chunks and decodes.
 
-Must not know: slots, models, sampling.
+Must not know: slots, which of them owns a page, models, sampling.
 
 Everything that is the same in all layers is computed once, in the plan. Rows of one token are batched: their pages are
 gathered, padded to the longest row of their group, and masked; groups hold rows of similar length, so that a long row does
@@ -16,13 +16,39 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from layered_llm.runtime.kv_cache import KvCache
+from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.step_inputs import Int64s, StepInputs
 
 _BLOCK_TOKENS: Final = 256
 """Queries of one block of a chunk: bounds the mask's size and the part of the square above the diagonal that is wasted."""
 _PADDING_RATIO: Final = 2
 """A group of decodes holds no row that is shorter than its longest one divided by this."""
+
+
+@attrs.frozen(eq=False)
+class KvCache:
+    """Keys and values of every computed token: fp32 [layers, pages, page_size, 2, kv_heads, head_dim].
+
+    A token's key and value lie side by side, so that one write stores both and one gather of whole pages fetches both.
+    It begins as zeros that the operating system supplies when a page is first touched: a pool that is never filled is
+    never paid for.
+    """
+
+    _pool: torch.Tensor
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, *, pages: int, page_size_tokens: int) -> "KvCache":
+        """Raises MemoryError where the address space cannot hold it."""
+        shape = (config.layer_count, pages, page_size_tokens, 2, config.kv_heads, config.head_dim)
+        return cls(torch.from_numpy(np.zeros(shape, np.float32)))
+
+    def write(self, layer: int, cells: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Stores keys and values [tokens, 2, kv_heads, head_dim] of `layer` in `cells` (int64 [tokens])."""
+        self._pool[layer].flatten(0, 1).index_copy_(0, cells, keys_values)
+
+    def gather(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """A copy of `pages` (int64 [n]) of `layer`, one behind the other: [n * page_size, 2, kv_heads, head_dim]."""
+        return self._pool[layer].index_select(0, pages).flatten(0, 1)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-USED: Final = frozenset(
+_USED: Final = frozenset(
     {
         *("block_count", "context_length", "embedding_length", "feed_forward_length"),
         *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
@@ -19,7 +19,7 @@ USED: Final = frozenset(
         *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.factor", "rope.scaling.type"),
     }
 )
-"""Keys that are read, without the architecture."""
+"""Keys that are read."""
 _HARMLESS: Final = frozenset(
     {
         *("vocab_size", "tensor_data_layout", "use_parallel_residual", "pooling_type", "classifier.output_labels"),
@@ -70,12 +70,10 @@ _NEUTRAL: Final[Mapping[str, frozenset[float]]] = MappingProxyType(
 """Keys that change nothing with one of these values (true is 1)."""
 
 
-def changing_keys(metadata: Mapping[str, Any], architecture: str) -> Iterator[str]:
-    """The keys of `metadata` that may change what is computed in a way that nobody reads."""
-    prefix = f"{architecture}."
+def changing_keys(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of `metadata`, without the architecture, that may change what is computed in a way that nobody reads."""
     for key, value in metadata.items():
-        name = key.removeprefix(prefix)
-        if key.startswith(prefix) and name not in USED and name not in _HARMLESS and not _is_neutral(name, value):
+        if key not in _USED and key not in _HARMLESS and not _is_neutral(key, value):
             yield key
 
 

@@ -24,7 +24,7 @@ from layered_llm.runtime.gguf_keys import changing_keys
 from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
 from layered_llm.runtime.model_config import FrequencyFactors, LinearScaling, ModelConfig, ModelConfigError, RopeConfig
 from layered_llm.runtime.models.registry import FAMILIES, Family
-from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, StoredTensor, weight_format
+from layered_llm.runtime.stored_tensors import CheckpointError, MappedRange, StoredTensor, listed, weight_format
 
 _LOG: Final = logging.getLogger(__name__)
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
@@ -54,7 +54,6 @@ _BLOCK_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _FREQUENCY_FACTORS: Final = "rope_freqs.weight"
-_NAMES_SHOWN: Final = 8
 
 
 @attrs.frozen(eq=False)
@@ -63,6 +62,8 @@ class GgufModel:
 
     _file: GgufFile
     _architecture: str
+    _metadata: Mapping[str, Any]
+    """Those of the architecture, without its name."""
 
     @classmethod
     def open(cls, path: Path) -> "GgufModel":
@@ -70,7 +71,8 @@ class GgufModel:
         try:
             file = GgufFile.open(path)
             architecture, parts = file.get("general.architecture"), file.get("split.count")
-            purpose = file.get("general.type")
+            purpose, prefix = file.get("general.type"), f"{architecture}."
+            metadata = {key.removeprefix(prefix): file.get(key) for key in file.keys if key.startswith(prefix)}
         except GgufError as error:
             raise CheckpointError(str(error)) from error
         if architecture not in _ARCHITECTURES:
@@ -85,8 +87,8 @@ class GgufModel:
             raise CheckpointError(f"{path}: general.type is {shown(purpose)}, and only a model can be served")
         unknown = [name for name in file.tensors if name != _FREQUENCY_FACTORS and _hugging_face_name(name) is None]
         if unknown:
-            raise CheckpointError(f"{path}: tensors that are not supported in a GGUF file: {_listed(unknown)}")
-        model = cls(file, architecture)
+            raise CheckpointError(f"{path}: tensors that are not supported in a GGUF file: {listed(unknown)}")
+        model = cls(file, architecture, metadata)
         model._refuse_unread_metadata()
         return model
 
@@ -161,14 +163,10 @@ class GgufModel:
                 )
 
     def _refuse_unread_metadata(self) -> None:
-        keys = [key for key in self._file.keys if key.startswith(f"{self._architecture}.")]
-        try:
-            unread = list(changing_keys({key: self._file.get(key) for key in keys}, self._architecture))
-        except GgufError as error:
-            raise CheckpointError(str(error)) from error
+        unread = list(changing_keys(self._metadata))
         if unread:
-            values = ", ".join(f"{key} = {shown(self._file.get(key))}" for key in unread[:_NAMES_SHOWN])
-            raise CheckpointError(f"{self._file.path}: metadata that are not supported in a GGUF file: {values}")
+            values = [f"{self._architecture}.{key} = {shown(self._metadata[key])}" for key in unread]
+            raise CheckpointError(f"{self._file.path}: metadata that are not supported in a GGUF file: {listed(values)}")
 
     def tensors(self) -> dict[str, StoredTensor]:
         """All weights by their Hugging Face names, not read yet."""
@@ -205,7 +203,7 @@ class GgufModel:
     def _rope(self) -> dict[str, Any]:
         """As llama.cpp: scaling without a type is linear, and the older name of the factor counts if there is no newer one."""
         theta = self._optional("rope.freq_base", float)
-        kind, factor = self._metadata("rope.scaling.type"), self._optional("rope.scaling.factor", float)
+        kind, factor = self._metadata.get("rope.scaling.type"), self._optional("rope.scaling.factor", float)
         older = self._optional("rope.scale_linear", float)
         if kind not in (None, "none", "linear"):
             raise CheckpointError(f"{self._file.path}: rope scaling {shown(kind)} is not supported in a GGUF file")
@@ -218,15 +216,9 @@ class GgufModel:
         if kinds:
             _LOG.info("%s: %s is expanded to fp32: exact, but larger", self._file.path.name, ", ".join(kinds))
 
-    def _metadata(self, name: str) -> Any:
-        try:
-            return self._file.get(f"{self._architecture}.{name}")
-        except GgufError as error:
-            raise CheckpointError(str(error)) from error
-
     def _optional(self, name: str, kind: type[int] | type[float], default: int | None = None) -> Any:
         """A number, or one for each layer that are all the same."""
-        value = self._metadata(name)
+        value = self._metadata.get(name)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -270,10 +262,6 @@ def _in_halves(name: str, read: Callable[[], WeightMatrix], shape: tuple[int, ..
     order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     matrix = read()
     return encoded(matrix.dequantized()[:, order], WeightFormat.F32) if len(shape) == 1 else matrix.with_rows(order)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
 
 
 def _shortest(value: float) -> float:

@@ -4,7 +4,7 @@ Must not know: file formats, models, what a tensor is for.
 """
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -13,6 +13,7 @@ import numpy as np
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.matrices import Bytes, WeightFormat, WeightMatrix
 
+_NAMES_SHOWN: Final = 8
 _FORMATS: Final = {each.label: each for each in WeightFormat}
 
 
@@ -61,3 +62,9 @@ class MappedRange:
 def weight_format(type_name: str) -> WeightFormat | None:
     """The format of a type of this name, in safetensors and in GGUF; None where nothing computes with it as it is."""
     return _FORMATS.get(type_name)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, in a message of one line."""
+    first = ", ".join(names[:_NAMES_SHOWN])
+    return first if len(names) <= _NAMES_SHOWN else f"{first} and {len(names) - _NAMES_SHOWN} more"

@@ -8,12 +8,10 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from layered_llm.runtime.attention import plan_attention
+from layered_llm.runtime.attention import KvCache, plan_attention
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.device import go_on
-from layered_llm.runtime.kv_cache import KvCache
-from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, RmsNorm, RotaryEmbedding, SelfAttention
-from layered_llm.runtime.linear import Linear
+from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, Linear, RmsNorm, SelfAttention
 from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.rotation_table import RotationTable
@@ -63,7 +61,7 @@ def expand_model(weights: DecoderWeights, check: Callable[[], None] = go_on) -> 
     head = embedding if weights.head is weights.embedding else torch.from_numpy(weights.head.dequantized())
     return CausalLm(
         embedding=embedding,
-        rotary=RotaryEmbedding(table=RotationTable(config.rope, config.head_dim)),
+        rotations=RotationTable(config.rope, config.head_dim),
         layers=tuple(_layer(config, layer, number, check) for number, layer in enumerate(weights.layers)),
         norm=_norm(config, weights.norm),
         head=Linear.build(head, None),

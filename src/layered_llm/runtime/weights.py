@@ -18,9 +18,8 @@ import numpy as np
 
 from layered_llm.runtime.matrices import WHOLE, Float32s, Shard, Split, WeightFormat, WeightMatrix, encoded, merged
 from layered_llm.runtime.panels import Matrix
-from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
+from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor, listed
 
-_NAMES_SHOWN: Final = 8
 _MOST_MISSING: Final = 1000
 _MOST_MISSING_NUMBERS: Final = 1 << 26
 """Of a tensor in whose place zeros are put until all that is missing is known."""
@@ -159,7 +158,7 @@ class CheckpointReader:
         if self._missing:
             raise self._lack()
         if left:
-            raise CheckpointError(f"the checkpoint has tensors that the configured model does not use: {_listed(left)}")
+            raise CheckpointError(f"the checkpoint has tensors that the configured model does not use: {listed(left)}")
 
     def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Iterator[WeightMatrix]:
         for name, shape in zip(names, shapes, strict=True):
@@ -176,7 +175,7 @@ class CheckpointReader:
             raise self._lack()
 
     def _lack(self) -> CheckpointError:
-        return CheckpointError(f"the checkpoint lacks {_listed(self._missing)}")
+        return CheckpointError(f"the checkpoint lacks {listed(self._missing)}")
 
     def _read(self, name: str, shape: tuple[int, ...]) -> WeightMatrix:
         tensor = self._tensors[name]
@@ -205,8 +204,3 @@ class CheckpointReader:
         for name in names:
             if name in self._tensors:
                 self._tensors[name].forget()
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
