@@ -27,7 +27,7 @@ def sample(table: HostSlots, step: ExecuteStep, *token_ids: int) -> StepInputs:
 def test_a_slot_keeps_prompt_and_output_apart() -> None:
     table = HostSlots(LIMITS)
     table.apply(make_step(opened=[open_slot(2, [1, 2, 3], [7, 8])]))
-    assert [[1, 2, 3], [7, 8]] == [table.prompt_ids(2).tolist(), table.output_ids(2).tolist()]
+    assert [[1, 2, 3], [7, 8]] == [table.choices[2].prompt_ids.tolist(), table.output_ids(2).tolist()]
 
 
 def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
@@ -36,13 +36,13 @@ def test_seen_tokens_grow_with_the_output_and_go_with_the_slot() -> None:
     opened = [open_slot(0, [1, 2], [4], params=params), open_slot(1, [1])]
     pages, order = [(0, 0, [0]), (1, 0, [1])], [(1, 0, 1, True), (0, 0, 3, True)]
     sample(table, make_step(opened=opened, pages=pages, rows=order), 8, 9)
-    seen = table.seen_tokens(0)
+    seen = table.choices[0].seen
     assert seen is not None
     assert [1, 2, 4, 9] == seen.ids.tolist()
-    assert table.seen_tokens(1) is None
+    assert table.choices[1].seen is None
     table.apply(make_step(retired=[0], opened=[]))
     table.apply(make_step(opened=[open_slot(0, [1])]))
-    assert table.seen_tokens(0) is None
+    assert table.choices[0].seen is None
 
 
 def test_a_prompt_is_reported_by_its_own_rows_until_the_last_has_sampled() -> None:
@@ -55,7 +55,7 @@ def test_a_prompt_is_reported_by_its_own_rows_until_the_last_has_sampled() -> No
     reported.append(table.reports_prompts(other))
     last = sample(table, make_step(rows=[(0, 2, 1, True)]), 9)
 
-    assert ([True, False], False, None) == (reported, table.reports_prompts(last), table.prompt_logprobs(0))
+    assert ([True, False], False, set()) == (reported, table.reports_prompts(last), table.reported)
 
 
 def test_a_bias_outside_the_vocabulary_is_our_own_fault() -> None:
@@ -86,8 +86,8 @@ def test_page_deltas_append_and_replace() -> None:
 def test_a_retired_slot_may_be_opened_again_in_the_same_step() -> None:
     table = table_with_prompt(1, 2, 3)
     table.apply(make_step(retired=[1], opened=[open_slot(1, [4])], pages=[(1, 0, [0])], rows=[(1, 0, 1, True)]))
-    assert [4] == table.prompt_ids(1).tolist()
-    assert 1 == table.open_count
+    assert [4] == table.choices[1].prompt_ids.tolist()
+    assert {1} == table.choices.keys()
 
 
 def test_the_first_row_may_skip_a_cached_prefix() -> None:

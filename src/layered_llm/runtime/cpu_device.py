@@ -47,7 +47,7 @@ class CpuDevice(HostDevice):
             step=step.step,
             token_ids=sampled.token_ids.tobytes(),
             device_us=self._now_us() - started_us,
-            open_slots=self._slots.open_count,
+            open_slots=len(self._slots.choices),
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,
             failed_rows=pack_i32(sorted(sampled.failed_rows)),

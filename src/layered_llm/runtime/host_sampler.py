@@ -26,10 +26,10 @@ class HostSampler:
 
     def sample(self, logits: Float32s, inputs: StepInputs) -> Sampled:
         slots = inputs.sampled_slots.tolist()
-        if not self._slots.take_best(slots):
+        if not self._slots.adjusted.isdisjoint(slots):
             return self._sample_rows(logits, inputs, [self._row(slot) for slot in slots])
-        if self._slots.has_missing_ids:
-            mask_missing(logits, map(self._slots.missing_ids, slots))
+        if self._slots.missing:
+            mask_missing(logits, (self._slots.choices[slot].missing for slot in slots))
         best, failed = best_tokens(logits)
         return Sampled(token_ids=best.astype(np.int32), failed_rows=_rows_of(failed, inputs))
 
@@ -48,15 +48,15 @@ class HostSampler:
         return Sampled(token_ids=token_ids, logprobs=logprobs, failed_rows=_rows_of(failed, inputs))
 
     def _row(self, slot: int) -> SampleRow:
-        sampling, output = self._slots.sampling(slot), self._slots.output_ids(slot)
-        looked_at = tokens_looked_at(sampling) if sampling.bad_words else 0
+        choice, output = self._slots.choices[slot], self._slots.output_ids(slot)
+        looked_at = tokens_looked_at(choice.sampling) if choice.sampling.bad_words else 0
         return SampleRow(
-            sampling=sampling,
-            choice=self._slots.choice(slot),
+            sampling=choice.sampling,
+            choice=choice.choice,
             output_position=output.size,
-            seen=self._slots.seen_tokens(slot),
-            missing=self._slots.missing_ids(slot),
-            recent=tuple(output[max(output.size - looked_at, 0) :].tolist()),
+            seen=choice.seen,
+            missing=choice.missing,
+            recent=tuple(output[-looked_at:].tolist()) if looked_at else (),
         )
 
     def _reported(
@@ -64,14 +64,15 @@ class HostSampler:
     ) -> Iterator[LogprobColumns | None]:
         table = (inputs.slots.tolist(), inputs.starts.tolist(), inputs.counts.tolist(), np.cumsum(inputs.counts).tolist())
         for slot, start, count, end in zip(*table, strict=True):
-            top, prompt = self._slots.prompt_logprobs(slot), self._slots.prompt_ids(slot)
-            if top is None or start >= prompt.size:
+            choice, prompt = self._slots.choices[slot], self._slots.choices[slot].prompt_ids
+            top = choice.sampling.prompt_logprobs
+            if top is None or slot not in self._slots.reported or start >= prompt.size:
                 yield None
                 continue
             following = prompt[start + 1 : start + count + 1]
             first = end - count
             hidden_before = hidden[first : first + len(following)]
-            told = following_logprobs(hidden_before, following, top, logits_of, self._slots.missing_ids(slot))
+            told = following_logprobs(hidden_before, following, top, logits_of, choice.missing)
             yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
 
 

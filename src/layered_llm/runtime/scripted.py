@@ -79,7 +79,7 @@ class ScriptedDevice(HostDevice):
             step=step.step,
             token_ids=pack_i32(token_ids),
             device_us=self._now_us() - started_us,
-            open_slots=self._slots.open_count,
+            open_slots=len(self._slots.choices),
             logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
             prompt_logprobs=PromptLogprobs.of(told),
             failed_rows=pack_i32(failed),
@@ -92,12 +92,11 @@ class ScriptedDevice(HostDevice):
         return [self._told_by_row(slot, start, count) for slot, start, count in table]
 
     def _told_by_row(self, slot: int, start: int, count: int) -> LogprobColumns | None:
-        top = self._slots.prompt_logprobs(slot)
-        if top is None:
+        choice, size = self._slots.choices[slot], self._limits.vocabulary_size
+        top = choice.sampling.prompt_logprobs
+        if top is None or slot not in self._slots.reported:
             return None
-        prompt, missing_ids = self._slots.prompt_ids(slot), self._slots.missing_ids(slot)
-        size = self._limits.vocabulary_size
-        return scripted_prompt_logprobs(prompt, start, count, top, size, missing_ids=missing_ids)
+        return scripted_prompt_logprobs(choice.prompt_ids, start, count, top, size, missing_ids=choice.missing)
 
     def _let_time_pass(self, tokens: int) -> None:
         duration_us = self._pace.step_us + self._pace.token_us * tokens
@@ -110,12 +109,13 @@ class ScriptedDevice(HostDevice):
         token_ids = self._cells.reshape(-1, page_size)[pages].reshape(-1)[:end]
         if (token_ids == _UNWRITTEN).any():
             raise InvariantViolated(f"slot {slot} reads a token that was never computed, from pages {pages.tolist()}")
+        choice = self._slots.choices[slot]
         history = History(
             token_ids=token_ids,
-            prompt_tokens=self._slots.prompt_ids(slot).size,
-            choice=self._slots.choice(slot),
-            sampling=self._slots.sampling(slot),
-            missing_ids=self._slots.missing_ids(slot),
+            prompt_tokens=choice.prompt_ids.size,
+            choice=choice.choice,
+            sampling=choice.sampling,
+            missing_ids=choice.missing,
         )
         token = self._script.next_token(history)
         return token, scripted_logprobs(history, token, self._limits.vocabulary_size)

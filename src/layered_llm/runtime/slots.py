@@ -16,7 +16,7 @@ from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
-from layered_llm.runtime.step_inputs import DecodeRun, Int32s, Int64s, StepInputs
+from layered_llm.runtime.step_inputs import DecodeRun, Int32s, Int64s, StepInputs, int32s
 
 SURPLUS_TOKENS: Final = 1
 """With two steps in flight, a choice that ended in the first still samples in the second."""
@@ -31,17 +31,12 @@ class SlotLedger:
         self._pages: Int32s = np.zeros((limits.slots, -(-width // limits.page_size_tokens)), np.int32)
         self._open_slots: set[int] = set()
         self._is_open: NDArray[np.bool_] = np.zeros(limits.slots, np.bool_)
-        self._prompt_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._known_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._computed_tokens: Int64s = np.zeros(limits.slots, np.int64)
         self._start_limits: Int64s = np.zeros(limits.slots, np.int64)
         self._page_counts: Int64s = np.zeros(limits.slots, np.int64)
         self._run: DecodeRun | None = None
         """Of the last step, if it only decoded and no slot was opened or retired since."""
-
-    @property
-    def open_count(self) -> int:
-        return len(self._open_slots)
 
     def apply(self, step: ExecuteStep) -> StepInputs:
         """Applies the step's deltas in their order, then checks its rows and counts their tokens as computed.
@@ -61,9 +56,6 @@ class SlotLedger:
         if self._run is not None:
             self._run.sampled()
 
-    def prompt_tokens(self, slot: int) -> int:
-        return int(self._prompt_tokens[slot])
-
     def known_tokens(self, slot: int) -> int:
         """Prompt and output so far."""
         return int(self._known_tokens[slot])
@@ -71,7 +63,7 @@ class SlotLedger:
     def _apply_deltas(self, step: ExecuteStep) -> None:
         if step.retired or step.opened:
             self._run = None
-        for slot in _column(step.retired).tolist():
+        for slot in int32s(step.retired).tolist():
             self._retire(slot)
         for opening in step.opened:
             self._open(opening)
@@ -114,7 +106,6 @@ class SlotLedger:
             raise InvariantViolated(f"slot {slot} is opened with {prompt} prompt and {output} output tokens")
         self._open_slots.add(slot)
         self._is_open[slot] = True
-        self._prompt_tokens[slot] = prompt
         self._known_tokens[slot] = prompt + output
         self._computed_tokens[slot] = 0
         self._start_limits[slot] = prompt + output - 1
@@ -122,14 +113,14 @@ class SlotLedger:
         self._pages[slot] = 0
 
     def _apply_page_deltas(self, step: ExecuteStep) -> None:
-        counts = _column(step.page_counts)
-        page_ids = _column(step.page_ids)
+        counts = int32s(step.page_counts)
+        page_ids = int32s(step.page_ids)
         if (counts < 0).any() or int(counts.sum()) != page_ids.size:
             raise InvariantViolated(f"page deltas count {counts.tolist()} ids but carry {page_ids.size}")
         if page_ids.size and not (page_ids.min() >= 0 and page_ids.max() < self._limits.pages):
             raise InvariantViolated(f"a page id is outside 0 … {self._limits.pages - 1}: {page_ids.tolist()}")
         taken = 0
-        deltas = zip(_column(step.page_slots).tolist(), counts.tolist(), _column(step.page_offsets).tolist(), strict=True)
+        deltas = zip(int32s(step.page_slots).tolist(), counts.tolist(), int32s(step.page_offsets).tolist(), strict=True)
         for slot, count, offset in deltas:
             self._set_pages(slot, offset, page_ids[taken : taken + count])
             taken += count
@@ -147,8 +138,8 @@ class SlotLedger:
         self._page_counts[slot] = max(length, end)
 
     def _checked_inputs(self, step: ExecuteStep) -> StepInputs:
-        slots, starts = _column(step.slots).astype(np.int64), _column(step.starts).astype(np.int64)
-        counts, samples = _column(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
+        slots, starts = int32s(step.slots).astype(np.int64), int32s(step.starts).astype(np.int64)
+        counts, samples = int32s(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
         self._check_slots(slots)
         ends, last_tokens = starts + counts, np.cumsum(counts) - 1
         self._check_rows(slots, starts, ends, samples != 0)
@@ -204,7 +195,3 @@ class SlotLedger:
             f"known, {self._computed_tokens[slot]} computed, {self._page_counts[slot]} pages of "
             f"{self._limits.page_size_tokens} held"
         )
-
-
-def _column(packed: bytes) -> Int32s:
-    return np.frombuffer(packed, np.int32)

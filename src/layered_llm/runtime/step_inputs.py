@@ -17,6 +17,11 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 
+def int32s(packed: bytes) -> Int32s:
+    """A message's column; not to be changed."""
+    return np.frombuffer(packed, np.int32)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class StepInputs:
     """All that a model is given of one step: rows that were checked, and their tokens, row after row without padding.
