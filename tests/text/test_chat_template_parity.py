@@ -11,10 +11,12 @@ import tokenizers
 import transformers
 from tokenizers import AddedToken, processors
 
+from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import NEXT_TURN, Prompt, Rendering
 from layered_llm.text.checkpoint_text import CheckpointFiles, TextFiles, read_text_files
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused
+from layered_llm.text.prompt_tokens import PromptReader
 from layered_llm.transport.http.openai_schema.messages import parse_messages
 from support.chat_templates import STYLES, Style
 from support.golden import default_checkpoint
@@ -81,8 +83,8 @@ class Both:
         """The ids, or the words of the template's own error."""
         rendering = attrs.evolve(how, variables=json.dumps(dict(self.variables)))
         prompt = Prompt.of_chat(parse_messages("messages", messages), rendering)
-        tokens = PromptReader(self.files, LIMITS).tokens(prompt)
-        return tokens.message.partition(": ")[2] if isinstance(tokens, PromptRefused) else list(tokens)
+        tokens = PromptReader(RequestId(1), self.files, LIMITS).tokens(prompt)
+        return tokens.message.partition(": ")[2] if isinstance(tokens, Rejected) else list(tokens)
 
     def theirs(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int] | str:
         asked = {"add_generation_prompt": how.add_generation_prompt, "continue_final_message": how.continue_final_message}

@@ -42,6 +42,7 @@ from layered_llm.text.choice_text import start_choices
 from layered_llm.text.emission import Outgoing, TextTables
 from layered_llm.text.open_request import OpenChoice, OpenRequest
 from layered_llm.text.preparation import Preparation, Prepared
+from layered_llm.text.prompt_tokens import PromptReader
 from layered_llm.text.questions import Answering
 from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
@@ -76,12 +77,12 @@ class TextCore:
         Raises InvariantViolated for an id that is open.
         """
         self._open(message.request)
-        return Preparation(message=message, text_files=self._text_files, limits=self._limits, token_ids=self._token_ids)
+        return Preparation(message=message, reader=self._reader(message.request), token_ids=self._token_ids)
 
     def ask(self, question: TextQuestion) -> Answering:
         """The same for a question, which `prepared` ends."""
         self._open(question.request)
-        return Answering(question=question, files=self._text_files, limits=self._limits)
+        return Answering(question=question, reader=self._reader(question.request))
 
     def is_wanted(self, request: RequestId) -> bool:
         """Whether somebody still waits for what the work for `request` comes to."""
@@ -194,6 +195,9 @@ class TextCore:
             self._counters.requests_dropped += 1
         else:
             self._preparing.add(request)
+
+    def _reader(self, request: RequestId) -> PromptReader:
+        return PromptReader(request, self._text_files, self._limits)
 
     def _bury(self, api: ApiId) -> None:
         """What a process sent before its death has come long before so many others died."""

@@ -14,15 +14,13 @@ import attrs
 from layered_llm.domain.columns import pack_f32, pack_i32, rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Rejected, Submit
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
-from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, is_to_be_rendered, prompt_chars, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 from layered_llm.text.text_offsets import offsets_of_text
 from layered_llm.text.token_ids import TokenIds
@@ -75,9 +73,7 @@ class Preparation:
     """The work that a Submit asks for before anything is decided about it."""
 
     _message: Submit
-    _text_files: TextFiles
-    _limits: EngineLimits
-    _rendered: str | TemplateFailed | None = None
+    _reader: PromptReader
     _token_ids: TokenIds
 
     @property
@@ -91,12 +87,11 @@ class Preparation:
     @property
     def conversation(self) -> Prompt | None:
         """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
-        is_due = self._rendered is None and is_to_be_rendered(self._message.prompt, self._text_files)
-        return self._message.prompt if is_due else None
+        return self._message.prompt if self._reader.has_to_render(self._message.prompt) else None
 
     def with_rendered(self, rendered: str | TemplateFailed) -> "Preparation":
         """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, rendered=rendered)
+        return attrs.evolve(self, reader=self._reader.with_rendered(rendered))
 
     @property
     def cost_chars(self) -> int:
@@ -113,31 +108,30 @@ class Preparation:
         echoed_tokens = rows("i", prompt.token_ids or b"") if params.echo else 0
         places = echoed_tokens + len(prompt.text or "") // 4 if self._tells_offsets else 0
         told = _ECHO_COST_CHARS * echoed_tokens + _OFFSET_COST_CHARS * places
-        return prompt_chars(prompt, self._rendered) + parameters + told
+        return self._reader.chars(prompt) + parameters + told
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
-        params = self._text_files.defaults.applied(self._message.params)
-        reader = PromptReader(self._text_files, self._limits, self._rendered)
+        params = self._reader.files.defaults.applied(self._message.params)
         least_output = 0 if params.max_tokens == 0 else 1
-        tokens = reader.tokens(
+        tokens = self._reader.tokens(
             self._message.prompt, output_tokens=1 if params.max_tokens is None else params.max_tokens, least_output=least_output
         )
-        if isinstance(tokens, PromptRefused):
-            return self._refuse(tokens)
+        if isinstance(tokens, Rejected):
+            return tokens
         refused = self._judge(tokens)
-        if refused is None and len(tokens) + least_output > self._limits.context_tokens:
-            refused = self._refuse(reader.too_long(self._message.prompt, str(len(tokens)), least_output))
+        if refused is None and len(tokens) + least_output > self._reader.limits.context_tokens:
+            refused = self._reader.too_long(self._message.prompt, str(len(tokens)), least_output)
         return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
         param = prompt_param(self._message.prompt)
         if not tokens:
-            return self._reject(RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", param)
+            return self._reader.reject(RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", param)
         fault = self._token_ids.fault(tokens)
         if fault is None:
             return None
-        return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"The prompt holds token id {fault}.", param)
+        return self._reader.reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"The prompt holds token id {fault}.", param)
 
     def _judge_params(self, prompt_tokens: int) -> Rejected | None:
         params = self._message.params
@@ -157,7 +151,7 @@ class Preparation:
         if not self._end_tokens().ids.issuperset(params.allowed_token_ids):
             return None
         message = f"allowed_token_ids holds only tokens that end the output, which min_tokens={params.min_tokens} forbids."
-        return self._reject(RejectReason.INVALID_PARAMETER, message, "allowed_token_ids")
+        return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "allowed_token_ids")
 
     def _judge_prompt_logprobs(self, prompt_tokens: int) -> Rejected | None:
         """They leave in one piece with a choice's first token, which other choices' may share."""
@@ -171,14 +165,14 @@ class Preparation:
             f"{told} log probabilities would be told of the prompt: those of {prompt_tokens} tokens and of the "
             f"{params.prompt_logprobs} likeliest beside each, n={params.n} times. At most {MAX_PROMPT_LOGPROBS} are."
         )
-        return self._reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")
+        return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")
 
     def _judge_ids(self, param: str, token_ids: Sequence[int]) -> Rejected | None:
         fault = self._token_ids.fault(token_ids)
-        return None if fault is None else self._reject(RejectReason.INVALID_PARAMETER, f"{param} holds {fault}.", param)
+        return None if fault is None else self._reader.reject(RejectReason.INVALID_PARAMETER, f"{param} holds {fault}.", param)
 
     def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared | Rejected:
-        room = self._limits.context_tokens - len(tokens)
+        room = self._reader.limits.context_tokens - len(tokens)
         max_tokens = room if params.max_tokens is None else max(min(params.max_tokens, room), 1)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
         bad_words = self._bad_words()
@@ -216,7 +210,7 @@ class Preparation:
             bare, spaced = (self._encoded(prefix + word.lstrip()) for prefix in ("", " "))
             if not bare:
                 message = f"bad_words holds {word!r}, which has no tokens."
-                return self._reject(RejectReason.INVALID_PARAMETER, message, "bad_words")
+                return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "bad_words")
             found.append(bare)
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 found.append(spaced)
@@ -225,7 +219,7 @@ class Preparation:
     def _encoded(self, text: str) -> list[int]:
         """No tokens of what cannot be encoded."""
         try:
-            return self._text_files.tokenizer.encode(text, add_special_tokens=False)
+            return self._reader.files.tokenizer.encode(text, add_special_tokens=False)
         except CannotEncode:
             return []
 
@@ -236,10 +230,10 @@ class Preparation:
             return (prompt.chat[-1].content or "") if prompt.chat[-1].role == "assistant" else ""
         if prompt.text is not None and prompt.keep_last_tokens is None:
             return prompt.text
-        return self._text_files.tokenizer.decode(tokens, skip_special_tokens=False)
+        return self._reader.files.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _echo_offsets(self, tokens: "array[int]", echo: str) -> bytes:
-        return pack_i32(offsets_of_text(self._text_files.tokenizer, tokens, echo)) if self._tells_offsets else b""
+        return pack_i32(offsets_of_text(self._reader.files.tokenizer, tokens, echo)) if self._tells_offsets else b""
 
     @property
     def _tells_offsets(self) -> bool:
@@ -249,7 +243,7 @@ class Preparation:
     def _end_tokens(self) -> EndTokens:
         """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""
         params = self._message.params
-        eos_ids = frozenset(filter(self._token_ids.has, self._text_files.eos_ids))
+        eos_ids = frozenset(filter(self._token_ids.has, self._reader.files.eos_ids))
         ending = frozenset() if params.ignore_eos else eos_ids
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
 
@@ -276,12 +270,6 @@ class Preparation:
             logprobs=params.logprobs,
             missing_ranges=self._token_ids.missing_ranges,
         )
-
-    def _refuse(self, why: PromptRefused) -> Rejected:
-        return self._reject(why.reason, why.message, why.param)
-
-    def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
-        return Rejected(request=self.request, reason=reason, message=message, param=param)
 
 
 def _set(value: ValueT | None) -> ValueT:

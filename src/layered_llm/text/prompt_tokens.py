@@ -1,6 +1,6 @@
 """From a prompt of any kind to the ids of its tokens.
 
-Must not know: requests, sampling, queues.
+Must not know: which requests are open, sampling, queues.
 
 Invariant: reads only what never changes, so that it may run in any thread.
 """
@@ -11,7 +11,9 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.columns import rows, unpack_i32
+from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
+from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import WHOLE_CONTEXT, ChatMessage, Prompt
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
@@ -24,27 +26,38 @@ _MESSAGE_COST_CHARS: Final = 40
 _IDS_PER_CHAR: Final = 8
 
 
-@attrs.frozen(kw_only=True)
-class PromptRefused:
-    """Why a prompt has no tokens."""
-
-    reason: RejectReason
-    message: str
-    param: str
-
-
 @attrs.frozen
 class PromptReader:
-    """Turns prompts into tokens by a checkpoint's files."""
+    """Turns a request's prompt into tokens by a checkpoint's files."""
 
-    _files: TextFiles
-    _limits: EngineLimits
+    request: RequestId
+    files: TextFiles
+    limits: EngineLimits
     _rendered: str | TemplateFailed | None = None
     """What the template makes of a conversation, where it was rendered elsewhere."""
 
+    def has_to_render(self, prompt: Prompt) -> bool:
+        """Whether the prompt's text is what a template makes of it, and none has yet."""
+        return self._rendered is None and prompt.chat is not None and self.files.template is not None
+
+    def with_rendered(self, rendered: str | TemplateFailed) -> "PromptReader":
+        """The same, when the template has rendered the conversation."""
+        return attrs.evolve(self, rendered=rendered)
+
+    def chars(self, prompt: Prompt) -> int:
+        """What the work for a prompt is in proportion to: where it was rendered, to the text; nothing is done without one."""
+        if self._rendered is not None:
+            return len(self._rendered) if isinstance(self._rendered, str) else 0
+        ids = rows("i", prompt.token_ids or b"")
+        work = len(prompt.text or "") + len(prompt.rendering.variables or "") + ids // _IDS_PER_CHAR
+        return work + sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
+
+    def reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
+        return Rejected(request=self.request, reason=reason, message=message, param=param)
+
     def tokens(
         self, prompt: Prompt, *, output_tokens: int = 1, least_output: int = 1, most_tokens: int | None = None
-    ) -> "array[int] | PromptRefused":
+    ) -> "array[int] | Rejected":
         """The prompt's ids, of those of a longer one the last `keep_last_tokens`, or the first.
 
         Nothing is judged of them but a text that surely exceeds the context, which is not worth its tokenizing.
@@ -53,53 +66,46 @@ class PromptReader:
         """
         worth_tokenizing = self._worth_tokenizing(prompt) - least_output if most_tokens is None else most_tokens
         ids = self._all_tokens(prompt, worth_tokenizing, least_output)
-        if isinstance(ids, PromptRefused) or prompt.keep_last_tokens is None:
+        if isinstance(ids, Rejected) or prompt.keep_last_tokens is None:
             return ids
-        room = max(1, self._limits.context_tokens - output_tokens)
+        room = max(1, self.limits.context_tokens - output_tokens)
         kept = room if prompt.keep_last_tokens == WHOLE_CONTEXT else prompt.keep_last_tokens
         return ids[:kept] if prompt.keeps_beginning else ids[-kept:]
 
-    def text(self, prompt: Prompt) -> str | PromptRefused:
+    def text(self, prompt: Prompt) -> str | Rejected:
         """The text of a prompt that is no list of ids: of a conversation, what its template makes of it."""
         if prompt.chat is None:
             return prompt.text or ""
-        if self._files.template is None:
-            return PromptRefused(
-                reason=RejectReason.NO_CHAT_TEMPLATE,
-                message="This model has no chat template; use completions, which need none.",
-                param="messages",
-            )
+        if self.files.template is None:
+            message = "This model has no chat template; use completions, which need none."
+            return self.reject(RejectReason.NO_CHAT_TEMPLATE, message, "messages")
         rendered = self._rendered
         if rendered is None:
-            rendered = self._files.template.render(prompt.chat, prompt.rendering)
+            rendered = self.files.template.render(prompt.chat, prompt.rendering)
         if isinstance(rendered, TemplateFailed):
-            words = _harmless(rendered.message)
-            return PromptRefused(
-                reason=RejectReason.TEMPLATE_ERROR,
-                message=f"The model's chat template cannot render these messages: {words}",
-                param="messages",
-            )
+            message = f"The model's chat template cannot render these messages: {_harmless(rendered.message)}"
+            return self.reject(RejectReason.TEMPLATE_ERROR, message, "messages")
         return rendered
 
-    def too_long(self, prompt: Prompt, tokens: str, least_output: int = 1) -> PromptRefused:
+    def too_long(self, prompt: Prompt, tokens: str, least_output: int = 1) -> Rejected:
         """The verdict on a prompt of so many `tokens`, in words."""
         room = "; it must leave room for at least one token of output" if least_output else ""
         message = (
-            f"This model's maximum context length is {self._limits.context_tokens} tokens, but the prompt has {tokens} "
+            f"This model's maximum context length is {self.limits.context_tokens} tokens, but the prompt has {tokens} "
             f"tokens{room}."
         )
-        return PromptRefused(reason=RejectReason.CONTEXT_LENGTH_EXCEEDED, message=message, param=prompt_param(prompt))
+        return self.reject(RejectReason.CONTEXT_LENGTH_EXCEEDED, message, prompt_param(prompt))
 
     def _worth_tokenizing(self, prompt: Prompt) -> int:
-        return self._limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT)
+        return self.limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT)
 
-    def _all_tokens(self, prompt: Prompt, most_tokens: int, least_output: int) -> "array[int] | PromptRefused":
+    def _all_tokens(self, prompt: Prompt, most_tokens: int, least_output: int) -> "array[int] | Rejected":
         if prompt.token_ids is not None:
             return unpack_i32(prompt.token_ids)
         text = self.text(prompt)
-        if isinstance(text, PromptRefused):
+        if isinstance(text, Rejected):
             return text
-        tokenizer = self._files.tokenizer
+        tokenizer = self.files.tokenizer
         least_tokens = 0 if tokenizer.bound is None else tokenizer.bound.least_tokens(text)
         if least_tokens > most_tokens:
             return self.too_long(prompt, f"at least {least_tokens}", least_output)
@@ -108,25 +114,12 @@ class PromptReader:
             return array("i", tokenizer.encode(text, add_special_tokens=adds_special))
         except CannotEncode as error:
             message = f"The text cannot be turned into tokens: {error}."
-            return PromptRefused(reason=RejectReason.INVALID_PARAMETER, message=message, param=prompt_param(prompt))
+            return self.reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
 
 
 def prompt_param(prompt: Prompt) -> str:
     """The field that a prompt stands in."""
     return "prompt" if prompt.chat is None else "messages"
-
-
-def is_to_be_rendered(prompt: Prompt, files: TextFiles) -> bool:
-    """Whether its text is what a template makes of it."""
-    return prompt.chat is not None and files.template is not None
-
-
-def prompt_chars(prompt: Prompt, rendered: str | TemplateFailed | None = None) -> int:
-    """What the work for a prompt is in proportion to: where it was rendered, to the text; nothing is done without one."""
-    if rendered is not None:
-        return len(rendered) if isinstance(rendered, str) else 0
-    work = len(prompt.text or "") + len(prompt.rendering.variables or "") + rows("i", prompt.token_ids or b"") // _IDS_PER_CHAR
-    return work + sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
 
 
 def message_chars(message: ChatMessage) -> int:

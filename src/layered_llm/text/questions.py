@@ -11,7 +11,6 @@ import attrs
 
 from layered_llm.domain.columns import pack_i32, rows, unpack_i32
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import (
     MAX_TOLD_TOKENS,
     DescribeTokenizer,
@@ -27,8 +26,7 @@ from layered_llm.domain.messages.api_text import (
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
-from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.prompt_tokens import PromptReader, PromptRefused, is_to_be_rendered, prompt_chars, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, prompt_param
 from layered_llm.text.token_ids import TokenIds
 
 MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
@@ -45,9 +43,7 @@ class Answering:
     """The work that a question asks for."""
 
     _question: TextQuestion
-    _files: TextFiles
-    _limits: EngineLimits
-    _rendered: str | TemplateFailed | None = None
+    _reader: PromptReader
 
     @property
     def request(self) -> RequestId:
@@ -62,8 +58,8 @@ class Answering:
         """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
         match self._question:
             case Tokenize(prompt=prompt):
-                is_due = self._rendered is None and prompt_chars(prompt) <= MAX_ASKED_CHARS
-                return prompt if is_due and is_to_be_rendered(prompt, self._files) else None
+                is_due = self._reader.has_to_render(prompt) and self._reader.chars(prompt) <= MAX_ASKED_CHARS
+                return prompt if is_due else None
             case Detokenize() | DescribeTokenizer():
                 return None
             case _:
@@ -71,18 +67,18 @@ class Answering:
 
     def with_rendered(self, rendered: str | TemplateFailed) -> "Answering":
         """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, rendered=rendered)
+        return attrs.evolve(self, reader=self._reader.with_rendered(rendered))
 
     @property
     def cost_chars(self) -> int:
         """What `run` costs, as so many characters of text to tokenize."""
         match self._question:
             case Tokenize(prompt=prompt, with_spellings=with_spellings):
-                return prompt_chars(prompt, self._rendered) * (_CHARS_PER_SPELLING if with_spellings else 1)
+                return self._reader.chars(prompt) * (_CHARS_PER_SPELLING if with_spellings else 1)
             case Detokenize(token_ids=token_ids):
                 return rows("i", token_ids) * _CHARS_PER_TOKEN
             case DescribeTokenizer():
-                return len(self._files.config) // _TOLD_CHARS_PER_CHAR
+                return len(self._reader.files.config) // _TOLD_CHARS_PER_CHAR
             case _:
                 assert_never(self._question)
 
@@ -94,35 +90,32 @@ class Answering:
             case Detokenize():
                 return self._detokenized(self._question)
             case DescribeTokenizer(request=request):
-                return TokenizerDescribed(request=request, config=self._files.config)
+                return TokenizerDescribed(request=request, config=self._reader.files.config)
             case _:
                 assert_never(self._question)
 
     def _tokenized(self, question: Tokenize) -> Tokenized | Rejected:
         prompt = question.prompt
-        chars = prompt_chars(prompt, self._rendered)
+        chars = self._reader.chars(prompt)
         if chars > MAX_ASKED_CHARS:
             message = f"The prompt has {chars} characters; at most {MAX_ASKED_CHARS} are turned into tokens."
-            return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
-        tokens = PromptReader(self._files, self._limits, self._rendered).tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
-        if isinstance(tokens, PromptRefused) and tokens.reason is not RejectReason.CONTEXT_LENGTH_EXCEEDED:
-            return self._reject(tokens.reason, tokens.message, tokens.param)
-        if isinstance(tokens, PromptRefused) or len(tokens) > MAX_TOLD_TOKENS:
+            return self._reader.reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
+        tokens = self._reader.tokens(prompt, most_tokens=MAX_TOLD_TOKENS)
+        if isinstance(tokens, Rejected) and tokens.reason is not RejectReason.CONTEXT_LENGTH_EXCEEDED:
+            return tokens
+        if isinstance(tokens, Rejected) or len(tokens) > MAX_TOLD_TOKENS:
             message = f"The prompt has more than {MAX_TOLD_TOKENS} tokens, and no more are told."
-            return self._reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
-        spellings = tuple(map(self._files.tokenizer.spelling, tokens)) if question.with_spellings else None
+            return self._reader.reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
+        spellings = tuple(map(self._reader.files.tokenizer.spelling, tokens)) if question.with_spellings else None
         return Tokenized(request=question.request, token_ids=pack_i32(tokens), spellings=spellings)
 
     def _detokenized(self, question: Detokenize) -> Detokenized | Rejected:
-        tokens, tokenizer = unpack_i32(question.token_ids), self._files.tokenizer
+        tokens, tokenizer = unpack_i32(question.token_ids), self._reader.files.tokenizer
         fault = TokenIds.of(tokenizer, model_size=tokenizer.vocabulary_size).fault(tokens)
         if fault is not None:
-            return self._reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"tokens holds {fault}.", "tokens")
+            return self._reader.reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"tokens holds {fault}.", "tokens")
         text = tokenizer.decode(tokens, skip_special_tokens=question.skip_special_tokens)
         if len(text) > MAX_TOLD_CHARS:
             message = f"The text has {len(text)} characters; at most {MAX_TOLD_CHARS} are told."
-            return self._reject(RejectReason.INVALID_PARAMETER, message, "tokens")
+            return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "tokens")
         return Detokenized(request=question.request, text=text)
-
-    def _reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
-        return Rejected(request=self.request, reason=reason, message=message, param=param)
