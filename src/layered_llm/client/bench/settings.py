@@ -6,7 +6,7 @@ Must not know: how a benchmark runs.
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,133 +60,6 @@ class BenchSettings:
     json_file: Path | None
     plot_file: Path | None
     shows_progress: bool
-
-
-def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the benchmark, a description and examples to `parser`."""
-    parser.description = DESCRIPTION
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    _add_target_arguments(parser)
-    _add_load_arguments(parser.add_argument_group("load"))
-    _add_prompt_arguments(parser.add_argument_group("prompts and answers"))
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--json", type=_output_file, metavar="FILE", help="file for settings, summary and every request's times"
-    )
-    output.add_argument(
-        "--plot",
-        type=_plot_file,
-        metavar="FILE.png",
-        help="picture of latencies and a timeline (needs the extra: pip install 'layered-llm[plot]')",
-    )
-    output.add_argument("--no-progress", action="store_true", help="keep standard error silent while the run goes on")
-
-
-def read_settings(args: argparse.Namespace) -> BenchSettings:
-    """The settings that parsed flags stand for."""
-    requests = args.requests if args.requests is not None or args.duration is not None else _DEFAULT_REQUESTS
-    parameters = {"max_tokens": args.output_tokens, "temperature": args.temperature}
-    if args.ignore_eos:
-        parameters["ignore_eos"] = True
-    return BenchSettings(
-        url=args.url,
-        api_key=args.api_key,
-        model=args.model,
-        endpoint=Endpoint(args.endpoint),
-        timeouts=StreamTimeouts(first_token_s=args.first_token_timeout, idle_s=args.idle_timeout),
-        parameters={**parameters, **args.extra_body},
-        pattern=ClosedLoop(clients=args.concurrency) if args.rate is None else OpenLoop(rate_per_s=args.rate),
-        limits=Limits(requests=requests, duration_s=args.duration),
-        warmup_requests=args.warmup,
-        seed=args.seed,
-        prompt_file=args.prompts,
-        words=args.prompt_words,
-        shared_prefix_words=args.shared_prefix_words,
-        json_file=args.json,
-        plot_file=args.plot,
-        shows_progress=not args.no_progress,
-    )
-
-
-def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the server, with or without /v1")
-    group = parser.add_argument_group("server")
-    group.add_argument("--model", metavar="NAME", help="model to ask for (default: the first one that the server lists)")
-    group.add_argument(
-        "--endpoint",
-        choices=[item.value for item in Endpoint],
-        default="chat",
-        help="endpoint to measure (default: %(default)s)",
-    )
-    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
-    group.add_argument(
-        "--first-token-timeout", type=_positive_float, default=600.0, metavar="SECONDS",
-        help="give a request up when no token came for so long (default: %(default)g)",
-    )  # fmt: skip
-    group.add_argument(
-        "--idle-timeout", type=_positive_float, default=120.0, metavar="SECONDS",
-        help="give a request up when its stream stalls for so long (default: %(default)g)",
-    )  # fmt: skip
-
-
-def _add_load_arguments(group: "argparse._ArgumentGroup") -> None:
-    pattern = group.add_mutually_exclusive_group()
-    pattern.add_argument(
-        "--concurrency", type=_positive_int, default=8, metavar="N",
-        help="closed loop: N clients, each waits for its answer before it asks again (default: %(default)s)",
-    )  # fmt: skip
-    pattern.add_argument(
-        "--rate", type=_positive_float, metavar="R",
-        help="open loop: R requests per second on average, at random (Poisson) times",
-    )  # fmt: skip
-    group.add_argument(
-        "--requests", type=_positive_int, metavar="N",
-        help=f"end after N requests (default: {_DEFAULT_REQUESTS}, or no limit with --duration)",
-    )  # fmt: skip
-    group.add_argument("--duration", type=_positive_float, metavar="SECONDS", help="begin no request after so long")
-    group.add_argument(
-        "--warmup",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="requests before the measurement, one by one (default: %(default)s)",
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of arrival times and synthetic prompts: the same seed asks the same (default: 0)",
-    )
-
-
-def _add_prompt_arguments(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--prompts", type=Path, metavar="FILE",
-        help='one prompt per line, over and over; in a .jsonl file a string, {"prompt": "…"} or {"messages": […]}',
-    )  # fmt: skip
-    group.add_argument(
-        "--prompt-words", type=_word_range, default=WordRange(low=128, high=128), metavar="N[-M]",
-        help="without a file: prompts of N (to M) random words (default: 128)",
-    )  # fmt: skip
-    group.add_argument(
-        "--shared-prefix-words", type=_count, default=0, metavar="N", help="begin all synthetic prompts with the same N words"
-    )
-    group.add_argument(
-        "--output-tokens", type=_positive_int, default=128, metavar="N", help="most tokens of an answer (default: %(default)s)"
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="make each answer as long as --output-tokens, if the server can"
-    )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of each request (default: %(default)g)")
-    group.add_argument(
-        "--extra-body",
-        type=_json_object,
-        default={},
-        metavar="JSON",
-        help="further fields of each request; they win over the above",
-    )
 
 
 def _positive_int(text: str) -> int:
@@ -245,3 +118,116 @@ def _plot_file(text: str) -> Path:
     if path.suffix not in _PLOT_SUFFIXES:
         raise argparse.ArgumentTypeError(f"must end in {', '.join(_PLOT_SUFFIXES)}, got {text}")
     return path
+
+
+@attrs.frozen
+class _Flag:
+    name: str
+    kind: Callable[[str], Any] | tuple[str, ...] | None
+    """What makes a value of a text, or the values that there are; None for a switch."""
+    default: Any
+    metavar: str | None
+    help: str
+
+    def add_to(self, group: "argparse._ArgumentGroup") -> None:
+        match self.kind:
+            case None:
+                group.add_argument(self.name, action="store_true", help=self.help)
+            case tuple():
+                group.add_argument(self.name, choices=self.kind, default=self.default, help=self.help)
+            case kind:
+                group.add_argument(self.name, type=kind, default=self.default, metavar=self.metavar, help=self.help)
+
+
+_FLAGS: Final = {
+    "server": (
+        _Flag("--model", str, None, "NAME", "model to ask for (default: the first one that the server lists)"),
+        _Flag("--endpoint", tuple(item.value for item in Endpoint), "chat", None, "endpoint to measure (default: %(default)s)"),
+        _Flag("--api-key", str, None, "KEY", "sent as a bearer token"),
+        _Flag(
+            *("--first-token-timeout", _positive_float, 600.0, "SECONDS"),
+            "give a request up when no token came for so long (default: %(default)g)",
+        ),
+        _Flag(
+            *("--idle-timeout", _positive_float, 120.0, "SECONDS"),
+            "give a request up when its stream stalls for so long (default: %(default)g)",
+        ),
+    ),
+    "load": (
+        _Flag(
+            *("--concurrency", _positive_int, 8, "N"),
+            "closed loop: N clients, each waits for its answer before it asks again (default: %(default)s)",
+        ),
+        _Flag("--rate", _positive_float, None, "R", "open loop: R requests per second on average, at random (Poisson) times"),
+        _Flag(
+            *("--requests", _positive_int, None, "N"),
+            f"end after N requests (default: {_DEFAULT_REQUESTS}, or no limit with --duration)",
+        ),
+        _Flag("--duration", _positive_float, None, "SECONDS", "begin no request after so long"),
+        _Flag("--warmup", _count, 1, "N", "requests before the measurement, one by one (default: %(default)s)"),
+        _Flag("--seed", int, 0, "N", "of arrival times and synthetic prompts: the same seed asks the same (default: 0)"),
+    ),
+    "prompts and answers": (
+        _Flag(
+            *("--prompts", Path, None, "FILE"),
+            'one prompt per line, over and over; in a .jsonl file a string, {"prompt": "…"} or {"messages": […]}',
+        ),
+        _Flag(
+            *("--prompt-words", _word_range, WordRange(low=128, high=128), "N[-M]"),
+            "without a file: prompts of N (to M) random words (default: 128)",
+        ),
+        _Flag("--shared-prefix-words", _count, 0, "N", "begin all synthetic prompts with the same N words"),
+        _Flag("--output-tokens", _positive_int, 128, "N", "most tokens of an answer (default: %(default)s)"),
+        _Flag("--ignore-eos", None, False, None, "make each answer as long as --output-tokens, if the server can"),
+        _Flag("--temperature", float, 0.0, "X", "of each request (default: %(default)g)"),
+        _Flag("--extra-body", _json_object, {}, "JSON", "further fields of each request; they win over the above"),
+    ),
+    "output": (
+        _Flag("--json", _output_file, None, "FILE", "file for settings, summary and every request's times"),
+        _Flag(
+            *("--plot", _plot_file, None, "FILE.png"),
+            "picture of latencies and a timeline (needs the extra: pip install 'layered-llm[plot]')",
+        ),
+        _Flag("--no-progress", None, False, None, "keep standard error silent while the run goes on"),
+    ),
+}
+"""By the titles of their groups."""
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the benchmark, a description and examples to `parser`."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("url", metavar="URL", help="the server, with or without /v1")
+    for title, flags in _FLAGS.items():
+        group = parser.add_argument_group(title)
+        either = group.add_mutually_exclusive_group() if title == "load" else group
+        for flag in flags:
+            flag.add_to(either if flag.name in ("--concurrency", "--rate") else group)
+
+
+def read_settings(args: argparse.Namespace) -> BenchSettings:
+    """The settings that parsed flags stand for."""
+    requests = args.requests if args.requests is not None or args.duration is not None else _DEFAULT_REQUESTS
+    parameters = {"max_tokens": args.output_tokens, "temperature": args.temperature}
+    if args.ignore_eos:
+        parameters["ignore_eos"] = True
+    return BenchSettings(
+        url=args.url,
+        api_key=args.api_key,
+        model=args.model,
+        endpoint=Endpoint(args.endpoint),
+        timeouts=StreamTimeouts(first_token_s=args.first_token_timeout, idle_s=args.idle_timeout),
+        parameters={**parameters, **args.extra_body},
+        pattern=ClosedLoop(clients=args.concurrency) if args.rate is None else OpenLoop(rate_per_s=args.rate),
+        limits=Limits(requests=requests, duration_s=args.duration),
+        warmup_requests=args.warmup,
+        seed=args.seed,
+        prompt_file=args.prompts,
+        words=args.prompt_words,
+        shared_prefix_words=args.shared_prefix_words,
+        json_file=args.json,
+        plot_file=args.plot,
+        shows_progress=not args.no_progress,
+    )
