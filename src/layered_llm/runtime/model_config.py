@@ -146,25 +146,23 @@ class ModelConfig(ModelFacts):
         """
         if shard.size == 1:
             return self
-
-        def part(name: str, size: int) -> int:
-            if size % shard.size:
-                raise ModelConfigError(f"{name}={size} cannot be split evenly over {shard.size} ranks")
-            return size // shard.size
-
-        def layer_part(layer: LayerSpec) -> LayerSpec:
-            mlp = gated(layer.mlp)
-            return attrs.evolve(
-                layer, mlp=attrs.evolve(mlp, intermediate_size=part("intermediate_size", mlp.intermediate_size))
-            )
-
         return attrs.evolve(
             self,
-            heads=part("num_attention_heads", self.heads),
-            kv_heads=part("num_key_value_heads", self.kv_heads),
-            vocabulary_size=part("vocab_size", self.vocabulary_size),
-            layers=tuple(map(layer_part, self.layers)),
+            heads=_part("num_attention_heads", self.heads, shard),
+            kv_heads=_part("num_key_value_heads", self.kv_heads, shard),
+            vocabulary_size=_part("vocab_size", self.vocabulary_size, shard),
+            layers=tuple(attrs.evolve(layer, mlp=_part_of_mlp(gated(layer.mlp), shard)) for layer in self.layers),
         )
+
+
+def _part_of_mlp(mlp: GatedSpec, shard: Shard) -> GatedSpec:
+    return attrs.evolve(mlp, intermediate_size=_part("intermediate_size", mlp.intermediate_size, shard))
+
+
+def _part(name: str, size: int, shard: Shard) -> int:
+    if size % shard.size:
+        raise ModelConfigError(f"{name}={size} cannot be split evenly over {shard.size} ranks")
+    return size // shard.size
 
 
 def gated(mlp: GatedSpec | ExpertsSpec) -> GatedSpec:
