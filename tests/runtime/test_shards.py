@@ -11,14 +11,17 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.attention import AttentionPlan, ChunkBlock, KvCache
 from layered_llm.runtime.decoder_weights import DecoderWeights, LinearWeights
 from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.layers import Rotation
 from layered_llm.runtime.matrices import WHOLE, Float32s, Shard
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, in_panels
+from layered_llm.runtime.torch_decoder import expand_model
 from layered_llm.runtime.weights import CheckpointReader
 from support.gguf_models import random_model, write_gguf
-from support.runtime_checkpoints import make_checkpoint
+from support.runtime_checkpoints import make_checkpoint, reference_logits
 
 SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 128}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -121,6 +124,28 @@ def test_what_ranks_compute_of_split_inputs_adds_up_to_the_whole(stored: Any, tm
 
     parts = [product(inputs, shard.mlp.down) for inputs, shard in zip(np.split(x, 4, axis=1), shards, strict=True)]
     np.testing.assert_allclose(sum(parts), product(x, whole.mlp.down), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_that_add_up_what_they_compute_are_the_model(family: str, tmp_path: Path) -> None:
+    model, tokens = make_checkpoint(tmp_path, **SIZES | FAMILIES[family]), [5, 9, 100, 3, 77, 64, 1, 120]
+    shards = [read(tmp_path, Shard(rank, 2)) for rank in range(2)]
+    ranks = [expand_model(shard) for shard in shards]
+    caches = [KvCache.allocate(shard.config, pages=1, page_size_tokens=len(tokens)) for shard in shards]
+    places, mask = torch.arange(len(tokens)), torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)
+    block = ChunkBlock(first=0, last=len(tokens), pages=torch.tensor([0]), mask=mask)
+    plan = AttentionPlan(positions=places, cells=places, decodes=(), chunks=(block,))
+    rotation = Rotation.at(places, ranks[0].rotations)
+    x = torch.cat([rank.embedding for rank in ranks])[tokens]
+    for layers in zip(*(rank.layers for rank in ranks), strict=True):
+        both = [
+            each.attention(each.attention_norm(x), rotation, cache, plan) for each, cache in zip(layers, caches, strict=True)
+        ]
+        x = x + both[0] + both[1]
+        both = [each.mlp(each.mlp_norm(x)) for each in layers]
+        x = x + both[0] + both[1]
+    logits = torch.cat([rank.logits(x) for rank in ranks], dim=1)
+    assert 1e-4 > (reference_logits(model, tokens) - logits).abs().max().item()
 
 
 def test_a_rank_has_its_own_heads_vocabulary_and_inner_sizes(tmp_path: Path) -> None:
