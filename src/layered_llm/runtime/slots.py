@@ -54,7 +54,7 @@ class SlotLedger:
         """Each sampling row of the last step has one token more."""
         self._known_tokens[inputs.sampled_slots] = inputs.sampled_ends + 1
         if self._run is not None:
-            self._run.sampled()
+            self._run.has_sampled = True
 
     def known_tokens(self, slot: int) -> int:
         """Prompt and output so far."""
@@ -143,23 +143,24 @@ class SlotLedger:
         self._check_slots(slots)
         ends, last_tokens = starts + counts, np.cumsum(counts) - 1
         self._check_rows(slots, starts, ends, samples != 0)
-        token_slots, positions = slots, starts
-        if counts.max(initial=1) > 1:
-            token_slots = np.repeat(slots, counts)
-            positions = np.arange(token_slots.size) + np.repeat(ends - 1 - last_tokens, counts)
+        token_slots, positions = _flat(slots, starts, counts)
         cells, steps_in_pages = self._placed(token_slots, positions)
         sampled = np.flatnonzero(samples)
+        all_sample = sampled.size == slots.size
         inputs = StepInputs(
             slots=slots,
             starts=starts,
             counts=counts,
             ends=ends,
             sampled=sampled,
+            sampled_slots=slots if all_sample else slots[sampled],
+            sampled_ends=ends if all_sample else ends[sampled],
             logit_places=last_tokens[sampled],
             token_ids=np.empty(positions.size, np.int64),
             positions=positions,
             cells=cells,
             page_tables=self._pages,
+            is_decode=all_sample and 0 < slots.size == positions.size,
         )
         self._run = DecodeRun.begin(inputs, steps_in_pages) if inputs.is_decode else None
         return inputs
@@ -195,3 +196,11 @@ class SlotLedger:
             f"known, {self._computed_tokens[slot]} computed, {self._page_counts[slot]} pages of "
             f"{self._limits.page_size_tokens} held"
         )
+
+
+def _flat(slots: Int64s, starts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Slot and position of each token of the rows."""
+    if counts.max(initial=1) <= 1:
+        return slots, starts
+    firsts = np.cumsum(counts) - counts
+    return np.repeat(slots, counts), np.arange(int(counts.sum())) + np.repeat(starts - firsts, counts)

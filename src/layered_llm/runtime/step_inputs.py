@@ -39,6 +39,9 @@ class StepInputs:
     """[rows], `starts + counts`: the tokens that the row attends to at its last position."""
     sampled: Int64s
     """Indices of the rows that sample, ascending."""
+    sampled_slots: Int64s
+    sampled_ends: Int64s
+    """Slots and ends of these rows; the same arrays as those of all rows where all sample."""
     logit_places: Int64s
     """Of each sampled row, the place of its last token among all tokens of the step: where logits are wanted."""
     token_ids: Int64s
@@ -49,21 +52,10 @@ class StepInputs:
     """[tokens]: where each token's state lives, `page id * page size + offset in the page`."""
     page_tables: Int32s
     """[slots, pages]: page ids of all slots; what follows the pages that a slot has means nothing, but is some page."""
+    is_decode: bool
+    """Each row is one token and samples."""
     continues: bool = False
     """Each row is the same row of the step before, one token further, and all of them sample; the arrays are the same too."""
-
-    @property
-    def is_decode(self) -> bool:
-        """Each row is one token and samples."""
-        return 0 < self.slots.size == self.sampled.size == self.token_ids.size
-
-    @property
-    def sampled_slots(self) -> Int64s:
-        return self.slots if self.sampled.size == self.slots.size else self.slots[self.sampled]
-
-    @property
-    def sampled_ends(self) -> Int64s:
-        return self.ends if self.sampled.size == self.slots.size else self.ends[self.sampled]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -77,7 +69,8 @@ class DecodeRun:
     _slots: bytes
     _counts: bytes
     _samples: bytes
-    _has_sampled: bool = False
+    has_sampled: bool = False
+    """Each slot has the token that the next step computes."""
 
     @classmethod
     def begin(cls, inputs: StepInputs, steps_in_pages: int) -> "DecodeRun":
@@ -90,14 +83,10 @@ class DecodeRun:
             samples=pack_i8([1] * inputs.slots.size),
         )
 
-    def sampled(self) -> None:
-        """Each slot has its next token, which the next step computes."""
-        self._has_sampled = True
-
     def goes_on(self, step: ExecuteStep) -> bool:
         """Whether the rows of `step` are the next ones. What changed the slots in between is for the caller to see."""
         return (
-            self._has_sampled
+            self.has_sampled
             and step.slots == self._slots
             and step.counts == self._counts
             and step.samples == self._samples
@@ -109,4 +98,4 @@ class DecodeRun:
         for column in (self.inputs.starts, self.inputs.ends, self.inputs.cells):
             np.add(column, 1, out=column)
         self.steps_in_pages -= 1
-        self._has_sampled = False
+        self.has_sampled = False
