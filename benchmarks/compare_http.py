@@ -25,10 +25,9 @@ from tokenizers import Tokenizer
 from layered_llm.client import AsyncChatClient, StreamTimeouts
 from layered_llm.client.bench.load import ClosedLoop, Limits, run_closed_loop
 from layered_llm.client.bench.prompts import TextPrompt, WordRange, synthetic_prompts
-from layered_llm.client.bench.records import RequestRecord, RunRecord
+from layered_llm.client.bench.records import RequestRecord, RunRecord, Tally
 from layered_llm.client.bench.sender import Endpoint, StreamSender
 from layered_llm.client.bench.statistics import describe
-from layered_llm.client.bench.tally import Tally
 from layered_llm.client.errors import ClientError
 
 SLOW_S: Final = 20.0

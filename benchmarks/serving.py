@@ -20,9 +20,9 @@ from benchmarks.server_process import local_server
 from layered_llm.client import AsyncChatClient
 from layered_llm.client.bench.load import ClosedLoop, Limits, run_closed_loop
 from layered_llm.client.bench.prompts import WordRange, synthetic_prompts
+from layered_llm.client.bench.records import Tally
 from layered_llm.client.bench.sender import Endpoint, StreamSender
 from layered_llm.client.bench.statistics import Distribution, Summary, summarize
-from layered_llm.client.bench.tally import Tally
 
 HELP = (
     """\

@@ -1,7 +1,6 @@
 import pytest
 
-from layered_llm.client.error_bodies import find_error, read_error_body
-from layered_llm.client.errors import ApiError
+from layered_llm.client.errors import ApiError, find_error, read_error_body
 
 BODIES = [
     (

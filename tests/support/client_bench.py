@@ -6,8 +6,7 @@ import attrs
 import trio
 
 from layered_llm.client.bench.load import PlannedRequest
-from layered_llm.client.bench.records import Failure, RequestRecord, RunRecord
-from layered_llm.client.bench.tally import Tally
+from layered_llm.client.bench.records import Failure, RequestRecord, RunRecord, Tally
 from layered_llm.client.chunks import Usage
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from layered_llm.text import tokenizer as tokenizer_module
-from layered_llm.text.token_ids import TokenIds
+from layered_llm.text.tokenizer import TokenIds
 from support.text_tokenizers import byte_level_pipeline, wrap
 
 

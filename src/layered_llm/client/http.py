@@ -15,8 +15,14 @@ import attrs
 import httpx
 
 from layered_llm.client.chunks import StreamChunk
-from layered_llm.client.error_bodies import read_error_body
-from layered_llm.client.errors import ApiStatusError, ClientError, ConnectFailed, MalformedStream, StreamTruncated
+from layered_llm.client.errors import (
+    ApiStatusError,
+    ClientError,
+    ConnectFailed,
+    MalformedStream,
+    StreamTruncated,
+    read_error_body,
+)
 from layered_llm.client.requests import ApiRequest
 from layered_llm.client.sse import ServerSentEvent, SseParser
 from layered_llm.client.stream_core import StreamCore, StreamTimeouts

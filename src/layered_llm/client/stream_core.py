@@ -13,7 +13,6 @@ from typing import Final
 import attrs
 
 from layered_llm.client.chunks import StreamChunk, read_chunk
-from layered_llm.client.error_bodies import find_error
 from layered_llm.client.errors import (
     ApiError,
     FirstTokenTimeout,
@@ -22,6 +21,7 @@ from layered_llm.client.errors import (
     StreamError,
     StreamTimeout,
     StreamTruncated,
+    find_error,
 )
 from layered_llm.client.sse import ServerSentEvent, SseParser
 

@@ -18,7 +18,7 @@ from layered_llm.formats.untrusted_files import MOST_JSON_BYTES, UnreadableFile,
 from layered_llm.text.chat_template import ChatTemplate, Clock
 from layered_llm.text.declared_tokens import TokenFiles, UnsupportedDeclaration
 from layered_llm.text.decode_tables import UnsupportedTokenizer
-from layered_llm.text.gguf_pretokenizers import UnsupportedGguf
+from layered_llm.text.gguf_conventions import UnsupportedGguf
 from layered_llm.text.gguf_tokenizer import tokenizer_files
 from layered_llm.text.tokenizer import Tokenizer
 

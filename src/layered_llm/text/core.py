@@ -38,15 +38,14 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.choice_text import start_choices
 from layered_llm.text.emission import Outgoing, TextTables
-from layered_llm.text.open_request import OpenChoice, OpenRequest
+from layered_llm.text.open_request import OpenChoice, OpenRequest, start_choices
 from layered_llm.text.preparation import Preparation, Prepared
 from layered_llm.text.prompt_tokens import PromptReader
 from layered_llm.text.questions import Answering
 from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
-from layered_llm.text.token_ids import TokenIds
+from layered_llm.text.tokenizer import TokenIds
 
 __all__ = ["Outcome", "Outgoing", "Preparation", "Prepared", "TextCore", "Work"]
 

@@ -3,7 +3,7 @@
 Must not know: how a GGUF file is read (its metadata comes as a mapping), weights.
 
 Two kinds exist (`tokenizer.ggml.model`): "gpt2", byte-level BPE with its merges in the file, whose pre-tokenizer is named and
-defined in `gguf_pretokenizers`; and "llama", SentencePiece's BPE with byte fallback, where merges follow from the scores.
+defined in `gguf_conventions`; and "llama", SentencePiece's BPE with byte fallback, where merges follow from the scores.
 """
 
 import json
@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from layered_llm.text.gguf_ends import END_KEYS, end_spellings
-from layered_llm.text.gguf_pretokenizers import UnsupportedGguf, pre_tokenizer_of
+from layered_llm.text.gguf_conventions import END_KEYS, UnsupportedGguf, end_spellings, pre_tokenizer_of
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4

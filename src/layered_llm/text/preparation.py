@@ -23,8 +23,7 @@ from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.prompt_tokens import PromptReader, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 from layered_llm.text.text_offsets import offsets_of_text
-from layered_llm.text.token_ids import TokenIds
-from layered_llm.text.tokenizer import CannotEncode
+from layered_llm.text.tokenizer import CannotEncode, TokenIds
 
 LONG_WORK_CHARS: Final = 4_000
 """About 1 ms of tokenizing (0.25 µs per character with SmolLM2's tokenizer on one core of 2025)."""

@@ -27,7 +27,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.prompt_tokens import PromptReader, prompt_param
-from layered_llm.text.token_ids import TokenIds
+from layered_llm.text.tokenizer import TokenIds
 
 MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
 """Of a prompt whose tokens are asked for. The tokenizer takes 230 bytes of memory for each token, however many are told."""

@@ -8,7 +8,7 @@ import trio.testing
 
 from layered_llm.client.bench.load import ClosedLoop, Limits, OpenLoop, poisson_arrivals, run_closed_loop, run_open_loop
 from layered_llm.client.bench.prompts import Prompt, TextPrompt, repeat
-from layered_llm.client.bench.tally import Progress, Tally
+from layered_llm.client.bench.records import Progress, Tally
 from support.client_bench import FakeSender
 
 TEN: tuple[Prompt, ...] = tuple(TextPrompt(f"p{number}") for number in range(10))

@@ -7,10 +7,9 @@ import pytest
 import trio
 import trio.testing
 
-from layered_llm.client.bench.records import Failure, RunRecord
+from layered_llm.client.bench.records import Failure, Progress, RunRecord, Tally, progress_line, show_progress
 from layered_llm.client.bench.report import report_json, report_text
 from layered_llm.client.bench.statistics import summarize
-from layered_llm.client.bench.tally import Progress, Tally, progress_line, show_progress
 from support.client_bench import make_record, make_run, make_usage
 
 BUSY = Failure(kind="HTTP 429", message="queue\nfull " + "x" * 200)

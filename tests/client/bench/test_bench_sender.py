@@ -7,9 +7,8 @@ import trio.testing
 
 from layered_llm.client.bench.load import PlannedRequest
 from layered_llm.client.bench.prompts import ChatPrompt, Prompt, TextPrompt
-from layered_llm.client.bench.records import Failure
+from layered_llm.client.bench.records import Failure, Tally
 from layered_llm.client.bench.sender import Endpoint, StreamSender, failure_of
-from layered_llm.client.bench.tally import Tally
 from layered_llm.client.chat import AsyncChatClient
 from layered_llm.client.errors import (
     ApiError,

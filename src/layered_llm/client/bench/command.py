@@ -29,12 +29,11 @@ from layered_llm.client.bench.load import (
     run_open_loop,
 )
 from layered_llm.client.bench.prompts import ChatPrompt, Prompt, PromptFileError, read_prompts, repeat, synthetic_prompts
-from layered_llm.client.bench.records import RunRecord
+from layered_llm.client.bench.records import RunRecord, Tally, show_progress
 from layered_llm.client.bench.report import report_json, report_text
 from layered_llm.client.bench.sender import Endpoint, StreamSender
 from layered_llm.client.bench.settings import BenchSettings, read_settings
 from layered_llm.client.bench.statistics import Summary, summarize
-from layered_llm.client.bench.tally import Tally, show_progress
 from layered_llm.client.chat import AsyncChatClient
 from layered_llm.client.errors import ApiStatusError, ClientError
 

@@ -14,8 +14,7 @@ import attrs
 import trio
 
 from layered_llm.client.bench.prompts import Prompt
-from layered_llm.client.bench.records import RequestRecord
-from layered_llm.client.bench.tally import Tally
+from layered_llm.client.bench.records import RequestRecord, Tally
 
 
 @attrs.frozen(kw_only=True)

@@ -13,8 +13,7 @@ import trio
 
 from layered_llm.client.bench.load import PlannedRequest
 from layered_llm.client.bench.prompts import ChatPrompt, TextPrompt
-from layered_llm.client.bench.records import Failure, RequestRecord
-from layered_llm.client.bench.tally import Tally
+from layered_llm.client.bench.records import Failure, RequestRecord, Tally
 from layered_llm.client.chat import AsyncChatClient
 from layered_llm.client.chunks import Usage
 from layered_llm.client.errors import (

@@ -1,24 +1,84 @@
-"""The engine for programs without an event loop: calls that block.
+"""The engine for programs without an event loop: calls that block, and the progress bar of a batch.
 
 Must not know: trio, how the engine is run.
 """
 
 import contextlib
 import os
+import sys
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
+
+from tqdm import tqdm
 
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.library import inputs
 from layered_llm.service.library.background import EngineThread
+from layered_llm.service.library.batch import OnProgress
 from layered_llm.service.library.engine import Engine
 from layered_llm.service.library.inputs import Message, PromptLike
 from layered_llm.service.library.opening import open_engine, to_settings
-from layered_llm.service.library.progress_bar import progress_bar
-from layered_llm.service.library.results import Completion, EngineReport
+from layered_llm.service.library.results import Completion, EngineReport, Progress
+
+_LINE_INTERVAL_S: Final = 10.0
+_FORMAT: Final = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
+
+
+class _Lines:
+    """A line with the first token, one every 10 s, and one at the end."""
+
+    def __init__(self) -> None:
+        self._begun_s = self._next_s = time.perf_counter()
+        self._last: Progress | None = None
+
+    def note(self, progress: Progress) -> None:
+        self._last = progress
+        if progress.completion_tokens and time.perf_counter() >= self._next_s:
+            self.write()
+
+    def write(self) -> None:
+        if self._last is None:
+            return
+        now_s = time.perf_counter()
+        self._next_s = now_s + _LINE_INTERVAL_S
+        rate = self._last.completion_tokens / max(now_s - self._begun_s, 1e-9)
+        sys.stderr.write(f"generating: {self._last.done}/{self._last.total}, {rate:.1f} tokens/s\n")
+
+
+class _Bar(tqdm):  # type: ignore[misc] # tqdm has no types
+    """Without tqdm's monitor thread, which would outlive the bar."""
+
+    monitor_interval = 0
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[OnProgress]:
+    """Prompts done of `total`, and tokens per second of all of them together.
+
+    Elsewhere than on a terminal they are lines: a bar that changes would be one long line of carriage returns in a log.
+    """
+    if not sys.stderr.isatty():
+        lines = _Lines()
+        try:
+            yield lines.note
+        finally:
+            lines.write()
+        return
+    with _Bar(total=total, desc="generating", bar_format=_FORMAT, miniters=0) as bar:
+
+        def show(progress: Progress) -> None:
+            elapsed_s = bar.format_dict["elapsed"]
+            rate = progress.completion_tokens / elapsed_s if elapsed_s > 0 else 0.0
+            bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+            bar.update(progress.done - bar.n)
+
+        yield show
+
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts, or one for each."""
