@@ -13,11 +13,11 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.attention import KvCache
-from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.panels import in_panels
+from layered_llm.runtime.process_limits import available_cores
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.decoder import SimdDecoder, needs_of

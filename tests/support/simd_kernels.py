@@ -16,8 +16,7 @@ from layered_llm.runtime.simd.emitter import CodeModule, Function
 from layered_llm.runtime.simd.linear import LinearKernels, expand_row, scratch_floats
 from layered_llm.runtime.simd.machine import Machine, find_machine
 from layered_llm.runtime.simd.memory_blocks import address_of
-from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
-from layered_llm.runtime.simd.rotation import define_copy, define_rotate
+from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_copy, define_gated, define_rotate
 from layered_llm.runtime.simd.support import panels_for
 from layered_llm.runtime.simd.vectors import VectorModule, Vectors
 

@@ -9,17 +9,16 @@ from functools import partial
 from typing import Final, assert_never
 
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.runtime.cores import available_cores
 from layered_llm.runtime.cpu_device import CpuDevice
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, go_on, one_line
 from layered_llm.runtime.matrices import WeightMatrix
-from layered_llm.runtime.memory import available_bytes
 from layered_llm.runtime.model_config import ModelConfig, refuse_layers
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.options import RuntimeOptions
 from layered_llm.runtime.panels import Matrix, in_panels
 from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
+from layered_llm.runtime.process_limits import available_bytes, available_cores
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
 from layered_llm.runtime.simd.decoder import SimdDecoder, needs_of

@@ -94,9 +94,9 @@ def _check_sizes(settings: Settings, checkpoint: Checkpoint) -> None:
     """A configuration that cannot be read is the runtime's to refuse. The weights take memory as well, how much it knows."""
     # Not needed by most starts, and slow to import.
     from layered_llm.runtime.device import DeviceError  # noqa: PLC0415 - as said above
-    from layered_llm.runtime.memory import available_bytes  # noqa: PLC0415 - as said above
     from layered_llm.runtime.model_files import read_model, read_raw_config  # noqa: PLC0415 - as said above
     from layered_llm.runtime.pool_size import page_bytes  # noqa: PLC0415 - as said above
+    from layered_llm.runtime.process_limits import available_bytes  # noqa: PLC0415 - as said above
 
     try:
         own = read_raw_config(checkpoint.path).get("max_position_embeddings")

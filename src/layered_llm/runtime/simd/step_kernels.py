@@ -14,8 +14,7 @@ from layered_llm.runtime.simd.control import WORD_BYTES, TaskWord
 from layered_llm.runtime.simd.digits import define_write_digits
 from layered_llm.runtime.simd.emitter import CodeModule, Emitter, Function, Int
 from layered_llm.runtime.simd.linear import LINEAR_PARAMETERS, LinearKernels, expand_row, linear_name
-from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_gated
-from layered_llm.runtime.simd.rotation import define_copy, define_rotate
+from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_copy, define_gated, define_rotate
 from layered_llm.runtime.simd.vectors import F32_BYTES, VectorModule, Vectors
 
 FORMAT_NUMBERS: Final = {weight_format: number for number, weight_format in enumerate(WeightFormat)}
