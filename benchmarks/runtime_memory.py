@@ -12,7 +12,7 @@ import attrs
 import layered_llm.runtime.cpu_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.opening import open_device
-from layered_llm.runtime.pool_size import page_bytes
+from layered_llm.runtime.pool_size import bytes_of_page
 from layered_llm.service.checkpoint import is_on_hub, resolve
 from layered_llm.service.hub import fetch
 from layered_llm.service.runtime import monotonic_us, runtime_options
@@ -52,7 +52,7 @@ def main() -> None:
     model = resolve(settings.model, fetch(settings.model) if settings.model and is_on_hub(settings.model) else None).path
     device = open_device(runtime_options(settings, model), now_us=monotonic_us)
     opened = _peak_bytes()
-    pool = device.limits.pages * page_bytes(read_model(model).config, settings.page_size, settings.kv_dtype)
+    pool = device.limits.pages * bytes_of_page(read_model(model).config, settings.page_size, settings.kv_dtype)
     memory = RuntimeMemory(imports=imports, opened=opened, weights=_weight_bytes(model), kv_pool=pool)
     sys.stdout.write(json.dumps(attrs.asdict(memory)))
 

@@ -1,39 +1,51 @@
+from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.pool_size import PoolSize, PoolWish, chosen_context, size_pool
+from layered_llm.runtime.pool_size import chosen_context, size_pool
+from support.runtime_options import make_options
 
 MIB = 1 << 20
-WISH = PoolWish(num_pages=None, memory_ratio=0.5, page_size_tokens=16, page_bytes=MIB, context_tokens=8192, slots=256)
 
 
-def pool(*, weight_bytes: int = 100 * MIB, free_bytes: int | None = 1000 * MIB, **changes: Any) -> PoolSize:
-    return size_pool(attrs.evolve(WISH, **changes), weight_bytes=weight_bytes, free_bytes=free_bytes)
+def pool(
+    *, context_tokens: int = 8192, weight_bytes: int = 100 * MIB, free_bytes: int | None = 1000 * MIB, **changes: Any
+) -> tuple[int, int]:
+    """Pages and context."""
+    options = make_options(Path(), **({"num_pages": None, "page_size_tokens": 16, "max_slots": 256} | changes))
+    limits = size_pool(
+        options,
+        page_bytes=MIB,
+        context_tokens=context_tokens,
+        vocabulary_size=9,
+        weight_bytes=weight_bytes,
+        free_bytes=free_bytes,
+    )
+    return limits.pages, limits.context_tokens
 
 
 @pytest.mark.parametrize(("ratio", "pages"), [(0.5, 322), (0.25, 161), (1.0, 644)])
 def test_the_default_is_a_part_of_the_free_memory_and_caps_the_context(ratio: float, pages: int) -> None:
-    assert PoolSize(pages=pages, context_tokens=min(8192, 16 * pages)) == pool(memory_ratio=ratio)
+    assert (pages, min(8192, 16 * pages)) == pool(memory_ratio=ratio)
 
 
 def test_the_default_is_no_more_than_all_slots_can_fill() -> None:
-    assert PoolSize(pages=3 * 7, context_tokens=100) == pool(context_tokens=100, slots=3)
+    assert (3 * 7, 100) == pool(context_tokens=100, max_slots=3)
 
 
 @pytest.mark.parametrize(("slots", "pages"), [(256, 4 * 7), (2, 2 * 7)])
 def test_the_default_is_four_full_contexts_where_the_memory_is_unknown(slots: int, pages: int) -> None:
-    assert PoolSize(pages=pages, context_tokens=100) == pool(context_tokens=100, slots=slots, free_bytes=None)
+    assert (pages, 100) == pool(context_tokens=100, max_slots=slots, free_bytes=None)
 
 
 def test_a_named_size_is_taken_and_caps_the_context() -> None:
-    assert PoolSize(pages=3, context_tokens=48) == pool(num_pages=3)
+    assert (3, 48) == pool(num_pages=3)
 
 
 def test_a_named_size_may_exceed_the_ratio() -> None:
-    assert 644 == pool(num_pages=644, memory_ratio=0.1).pages
+    assert 644 == pool(num_pages=644, memory_ratio=0.1)[0]
 
 
 def test_a_named_size_that_does_not_fit_is_refused_with_the_numbers() -> None:
@@ -47,7 +59,7 @@ def test_weights_that_leave_no_page_are_refused() -> None:
 
 
 def test_nothing_is_checked_where_the_memory_is_unknown() -> None:
-    assert PoolSize(pages=1 << 20, context_tokens=8192) == pool(num_pages=1 << 20, free_bytes=None)
+    assert (1 << 20, 8192) == pool(num_pages=1 << 20, free_bytes=None)
 
 
 @pytest.mark.parametrize(("override", "tokens"), [(None, 100), (100, 100), (1, 1)])

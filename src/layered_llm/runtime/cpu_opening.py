@@ -8,16 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, assert_never
 
-from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.cpu_device import CpuDevice
 from layered_llm.runtime.decoder_weights import DecoderWeights
 from layered_llm.runtime.device import DeviceError, go_on, one_line
 from layered_llm.runtime.matrices import WeightMatrix
 from layered_llm.runtime.model_config import ModelConfig, refuse_layers
-from layered_llm.runtime.model_files import read_model
+from layered_llm.runtime.model_files import ModelFiles, read_model
 from layered_llm.runtime.options import RuntimeOptions
 from layered_llm.runtime.panels import Matrix, in_panels
-from layered_llm.runtime.pool_size import PoolSize, chosen_context, page_bytes, size_pool
+from layered_llm.runtime.pool_size import bytes_of_page, chosen_context, size_pool
 from layered_llm.runtime.process_limits import available_bytes, available_cores
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.crew import Crew
@@ -44,33 +43,38 @@ def _open(options: RuntimeOptions, now_us: Callable[[], int], check: Callable[[]
     free_bytes = available_bytes()
     files = read_model(options.model)
     config = files.config
-    refuse_layers(config, chosen_context(config.context_tokens, options.context_override))
+    context_tokens = chosen_context(config.context_tokens, options.context_override)
+    refuse_layers(config, context_tokens)
     machine = _find_machine(options, config)
     arrange = as_it_is if machine is None else partial(in_panels, layout=panels_for(machine), room=HugePages(free_bytes).take)
-    reader = CheckpointReader.of(files.tensors(), dtype=options.dtype, arrange=partial(_arranged, arrange, check))
-    weights = files.family.build(config, reader)
-    reader.finish()
-    weight_bytes = weights.expanded_bytes if machine is None else weights.stored_bytes
-    pool = _size_pool(options, config, weight_bytes, free_bytes)
+    weights, types = _read(files, options.dtype, partial(_arranged, arrange, check))
+    limits = size_pool(
+        options,
+        page_bytes=bytes_of_page(config, options.page_size_tokens, options.kv_dtype),
+        context_tokens=context_tokens,
+        vocabulary_size=config.vocabulary_size,
+        weight_bytes=weights.expanded_bytes if machine is None else weights.stored_bytes,
+        free_bytes=free_bytes,
+    )
+    if limits.context_tokens < context_tokens:
+        _LOG.warning("the KV pool holds %d of the context's %d tokens", limits.context_tokens, context_tokens)
     if machine is None:
-        model, computed = _torch_model(options, weights, pool.pages, check)
+        model, computed = _torch_model(options, weights, limits.pages, check)
     else:
-        model, computed = _simd_model(options, weights, pool.pages, machine, check)
+        model, computed = _simd_model(options, weights, limits.pages, machine, check)
     _LOG.info(
         "%s on the CPU: weights %s, computed in float32 by %s; KV pool of %d pages of %d tokens, %s",
-        *(config.architecture, reader.types, computed, pool.pages, options.page_size_tokens, options.kv_dtype),
+        *(config.architecture, types, computed, limits.pages, options.page_size_tokens, options.kv_dtype),
     )
-    return CpuDevice(
-        model=model,
-        limits=RuntimeLimits(
-            pages=pool.pages,
-            page_size_tokens=options.page_size_tokens,
-            slots=options.max_slots,
-            context_tokens=pool.context_tokens,
-            vocabulary_size=config.vocabulary_size,
-        ),
-        now_us=now_us,
-    )
+    return CpuDevice(model=model, limits=limits, now_us=now_us)
+
+
+def _read(files: ModelFiles, dtype: str, arrange: Callable[[WeightMatrix], Matrix]) -> tuple[DecoderWeights, str]:
+    """The weights, and in words which types they have."""
+    reader = CheckpointReader.of(files.tensors(), dtype=dtype, arrange=arrange)
+    weights = files.family.build(files.config, reader)
+    reader.finish()
+    return weights, reader.types
 
 
 def _arranged(arrange: Callable[[WeightMatrix], Matrix], check: Callable[[], None], matrix: WeightMatrix) -> Matrix:
@@ -123,14 +127,3 @@ def _torch_model(
     threads = options.threads or available_cores()
     model = open_decoder(weights, pages=pages, page_size_tokens=options.page_size_tokens, threads=threads, check=check)
     return model, f"torch with {threads} threads"
-
-
-def _size_pool(options: RuntimeOptions, config: ModelConfig, weight_bytes: int, free_bytes: int | None) -> PoolSize:
-    wish = options.pool_wish(
-        page_bytes=page_bytes(config, options.page_size_tokens, options.kv_dtype),
-        context_tokens=chosen_context(config.context_tokens, options.context_override),
-    )
-    pool = size_pool(wish, weight_bytes=weight_bytes, free_bytes=free_bytes)
-    if pool.context_tokens < wish.context_tokens:
-        _LOG.warning("the KV pool holds %d of the context's %d tokens", pool.context_tokens, wish.context_tokens)
-    return pool

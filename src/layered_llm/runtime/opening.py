@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.runtime.config_json import Settings
 from layered_llm.runtime.device import Device, DeviceError, go_on
 from layered_llm.runtime.model_files import read_raw_config
@@ -52,29 +51,20 @@ def open_device(
 
 
 def _open_scripted(options: RuntimeOptions, *, now_us: Callable[[], int], wait: Callable[[float], None]) -> ScriptedDevice:
-    limits = _scripted_limits(options)
+    settings = Settings(read_raw_config(options.model))
+    context_tokens = settings.size("max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
+    limits = size_pool(
+        options,
+        page_bytes=options.page_size_tokens * _CELL_BYTES,
+        context_tokens=chosen_context(context_tokens, options.context_override),
+        vocabulary_size=settings.size("vocab_size", default=_SCRIPTED_VOCABULARY_SIZE),
+    )
     return ScriptedDevice(
         limits=limits,
         script=_script(options.script, limits.vocabulary_size),
         pace=ScriptedPace(step_us=options.script.step_us, token_us=options.script.token_us),
         wait=wait,
         now_us=now_us,
-    )
-
-
-def _scripted_limits(options: RuntimeOptions) -> RuntimeLimits:
-    settings = Settings(read_raw_config(options.model))
-    context = settings.size("max_position_embeddings", default=_SCRIPTED_CONTEXT_TOKENS)
-    wish = options.pool_wish(
-        page_bytes=options.page_size_tokens * _CELL_BYTES, context_tokens=chosen_context(context, options.context_override)
-    )
-    pool = size_pool(wish, weight_bytes=0, free_bytes=None)
-    return RuntimeLimits(
-        pages=pool.pages,
-        page_size_tokens=options.page_size_tokens,
-        slots=options.max_slots,
-        context_tokens=pool.context_tokens,
-        vocabulary_size=settings.size("vocab_size", default=_SCRIPTED_VOCABULARY_SIZE),
     )
 
 

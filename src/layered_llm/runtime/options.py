@@ -8,8 +8,6 @@ from typing import Literal
 
 import attrs
 
-from layered_llm.runtime.pool_size import PoolWish
-
 
 @attrs.frozen(kw_only=True)
 class ScriptOptions:
@@ -33,7 +31,7 @@ class RuntimeOptions:
     dtype: str
     """auto, float32, bfloat16, float16 or int8: the precision of the weights. Activations and sums are fp32 on the CPU."""
     num_pages: int | None
-    """None: what `memory_ratio` of the free memory holds."""
+    """None: what `memory_ratio` of the free memory holds, but no more than all slots can fill."""
     memory_ratio: float
     """The KV pool's part of the memory that the weights leave free."""
     page_size_tokens: int
@@ -50,14 +48,3 @@ class RuntimeOptions:
     deterministic: bool
     """A request's logits never depend on what else is computed; refused where that cannot be kept."""
     script: ScriptOptions
-
-    def pool_wish(self, *, page_bytes: int, context_tokens: int) -> PoolWish:
-        """What these options want of a pool with pages of this size for such a context."""
-        return PoolWish(
-            num_pages=self.num_pages,
-            memory_ratio=self.memory_ratio,
-            page_size_tokens=self.page_size_tokens,
-            page_bytes=page_bytes,
-            context_tokens=context_tokens,
-            slots=self.max_slots,
-        )

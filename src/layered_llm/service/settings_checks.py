@@ -95,7 +95,7 @@ def _check_sizes(settings: Settings, checkpoint: Checkpoint) -> None:
     # Not needed by most starts, and slow to import.
     from layered_llm.runtime.device import DeviceError  # noqa: PLC0415 - as said above
     from layered_llm.runtime.model_files import read_model, read_raw_config  # noqa: PLC0415 - as said above
-    from layered_llm.runtime.pool_size import page_bytes  # noqa: PLC0415 - as said above
+    from layered_llm.runtime.pool_size import bytes_of_page  # noqa: PLC0415 - as said above
     from layered_llm.runtime.process_limits import available_bytes  # noqa: PLC0415 - as said above
 
     try:
@@ -108,7 +108,7 @@ def _check_sizes(settings: Settings, checkpoint: Checkpoint) -> None:
         raise SettingsError(f"--max-seq-len-override (--max-model-len) must be at most the model's {own} tokens, got {asked}")
     free_bytes = available_bytes()
     if settings.num_pages is not None and config is not None and free_bytes is not None:
-        fitting = free_bytes // page_bytes(config, settings.page_size, settings.kv_dtype)
+        fitting = free_bytes // bytes_of_page(config, settings.page_size, settings.kv_dtype)
         if settings.num_pages > fitting:
             raise SettingsError(
                 f"--num-pages must be at most {fitting}, less what the weights take: {free_bytes / 2**30:.2f} GiB of memory "
