@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from layered_llm.domain.columns import pack_i32
-from layered_llm.domain.errors import ParameterError
+from layered_llm.domain.errors import ParameterError, shown
 from layered_llm.domain.messages.api_text import MAX_TOLD_TOKENS
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt, ToolCall
 from layered_llm.domain.sampling import TOKENS_LIMIT, SamplingParams
@@ -28,7 +28,6 @@ MAX_PROMPT_BYTES: Final = 32 << 20
 _MESSAGE_BYTES: Final = 64
 """More than the frame around one turn needs."""
 _TOKEN_BYTES: Final = 4
-_SHOWN_LIMIT: Final = 10**20
 _KEYS: Final = ("role", "content", "name")
 """Of a message that is no ChatMessage."""
 _OPTIONAL_TEXTS: Final = ("name", "reasoning", "tool_call_id")
@@ -42,7 +41,7 @@ def to_prompt(value: PromptLike, param: str = "prompt") -> Prompt:
         _check_size(len(text.encode()), param)
         return Prompt.of_text(text)
     if not isinstance(value, list | tuple):
-        raise ParameterError(param, f"{param} must be a text, a list of messages or a list of token ids, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be a text, a list of messages or a list of token ids, got {shown(value)}")
     if not value:
         raise ParameterError(param, f"{param} must not be empty: neither a list of messages nor one of token ids may be")
     if is_message(value[0]):
@@ -60,7 +59,7 @@ def as_prompts(value: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list | tuple):
-        raise ParameterError("prompts", f"prompts must be a prompt or a list of prompts, got {_shown(value)}")
+        raise ParameterError("prompts", f"prompts must be a prompt or a list of prompts, got {shown(value)}")
     is_one = bool(value) and (is_message(value[0]) or _is_int(value[0]))
     return [value] if is_one else list(value)
 
@@ -77,7 +76,7 @@ def as_conversations(value: Sequence[Message] | Sequence[Sequence[Message]]) -> 
 def to_prompts(values: Sequence[PromptLike]) -> tuple[Prompt, ...]:
     """All of them, or ParameterError for the first that cannot be taken."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ParameterError("prompts", f"prompts must be a list of prompts, got {_shown(values)}")
+        raise ParameterError("prompts", f"prompts must be a list of prompts, got {shown(values)}")
     return tuple(to_prompt(value, f"prompts[{place}]") for place, value in enumerate(values))
 
 
@@ -86,7 +85,7 @@ def to_params(value: SamplingParams | None, param: str = "params") -> SamplingPa
     if value is None:
         return SamplingParams()
     if not isinstance(value, SamplingParams):
-        raise ParameterError(param, f"{param} must be SamplingParams, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be SamplingParams, got {shown(value)}")
     fields = attrs.fields(SamplingParams)
     return SamplingParams(**{field.name: _plain(field, getattr(value, field.name)) for field in fields})
 
@@ -130,7 +129,7 @@ def _message(value: object, param: str) -> ChatMessage:
     if isinstance(value, ChatMessage):
         return _checked(attrs.asdict(value, recurse=False), param)
     if not isinstance(value, Mapping):
-        raise ParameterError(param, f"{param} must be a message like the first item, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be a message like the first item, got {shown(value)}")
     for key in value:
         if key not in _KEYS:
             raise ParameterError(f"{param}.{key}", f"{param} has the key {key!r}; a message has {', '.join(_KEYS)}")
@@ -151,13 +150,13 @@ def _checked(fields: Mapping[str, Any], param: str) -> ChatMessage:
 
 def _tool_calls(values: object, param: str) -> tuple[ToolCall, ...]:
     if not isinstance(values, list | tuple):
-        raise ParameterError(param, f"{param} must be a list of ToolCalls, got {_shown(values)}")
+        raise ParameterError(param, f"{param} must be a list of ToolCalls, got {shown(values)}")
     return tuple(_tool_call(call, f"{param}[{at}]") for at, call in enumerate(values))
 
 
 def _tool_call(value: object, param: str) -> ToolCall:
     if not isinstance(value, ToolCall):
-        raise ParameterError(param, f"{param} must be a ToolCall, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be a ToolCall, got {shown(value)}")
     return ToolCall(
         name=_text(value.name, f"{param}.name"),
         arguments=_text(value.arguments, f"{param}.arguments"),
@@ -182,7 +181,7 @@ def _message_bytes(message: ChatMessage) -> int:
 def to_token_ids(values: Sequence[int], param: str = "token_ids") -> bytes:
     """Ids, which may be none, packed. Raises ParameterError."""
     if not isinstance(values, list | tuple):
-        raise ParameterError(param, f"{param} must be a list of token ids, got {_shown(values)}")
+        raise ParameterError(param, f"{param} must be a list of token ids, got {shown(values)}")
     if len(values) > MAX_TOLD_TOKENS:
         raise ParameterError(param, f"{param} holds {len(values)} token ids, at most {MAX_TOLD_TOKENS} are taken")
     return pack_i32(_token_id(value, f"{param}[{place}]") for place, value in enumerate(values))
@@ -195,10 +194,10 @@ def _token_ids(values: Sequence[object], param: str) -> Prompt:
 
 def _token_id(value: object, param: str) -> int:
     if not _is_int(value):
-        raise ParameterError(param, f"{param} must be a token id, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be a token id, got {shown(value)}")
     token = operator.index(value)  # type: ignore[arg-type] # it has __index__
     if not 0 <= token < TOKENS_LIMIT:
-        raise ParameterError(param, f"{param} must be between 0 and {TOKENS_LIMIT - 1}, got {_shown(token)}")
+        raise ParameterError(param, f"{param} must be between 0 and {TOKENS_LIMIT - 1}, got {shown(token)}")
     return token
 
 
@@ -210,7 +209,7 @@ def _is_int(value: object) -> bool:
 def _text(value: object, param: str) -> str:
     """`value` as a plain string."""
     if not isinstance(value, str):
-        raise ParameterError(param, f"{param} must be a string, got {_shown(value)}")
+        raise ParameterError(param, f"{param} must be a string, got {shown(value)}")
     try:
         encoded = value.encode()
     except UnicodeEncodeError as error:
@@ -221,12 +220,3 @@ def _text(value: object, param: str) -> str:
 def _check_size(size_bytes: int, param: str) -> None:
     if size_bytes > MAX_PROMPT_BYTES:
         raise ParameterError(param, f"{param} has {size_bytes} bytes, at most {MAX_PROMPT_BYTES} are taken")
-
-
-def _shown(value: object) -> str:
-    """Short, whatever it is: the interpreter itself writes no integer of more than some thousand digits."""
-    if isinstance(value, int) and abs(value) >= _SHOWN_LIMIT:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < 40):
-        return repr(value)
-    return f"a value of type {type(value).__name__}"
