@@ -47,7 +47,7 @@ class KvCache:
         self._pool[layer].flatten(0, 1).index_copy_(0, cells, keys_values)
 
     def gather(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
-        """A copy of `pages` (int64 [n]) of `layer`, one behind the other: [n * page_size, 2, kv_heads, head_dim]."""
+        """A copy of `pages` (int64 [n]) of `layer`, one after the other: [n * page_size, 2, kv_heads, head_dim]."""
         return self._pool[layer].index_select(0, pages).flatten(0, 1)
 
 

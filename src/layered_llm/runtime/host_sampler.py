@@ -72,8 +72,8 @@ class HostSampler:
             following = prompt[start + 1 : start + count + 1]
             first = end - count
             hidden_before = hidden[first : first + len(following)]
-            told = following_logprobs(hidden_before, following, top, logits_of, choice.missing)
-            yield LogprobColumns.joined([first_logprob(int(prompt[0])), told]) if start == 0 else told
+            following_columns = following_logprobs(hidden_before, following, top, logits_of, choice.missing)
+            yield LogprobColumns.joined([first_logprob(int(prompt[0])), following_columns]) if start == 0 else following_columns
 
 
 def _rows_of(failed: Iterable[int], inputs: StepInputs) -> frozenset[int]:

@@ -36,7 +36,7 @@ def raw_logprobs(logits: Float32s, rows: Sequence[SampleRow]) -> "RawLogprobs | 
 
 @attrs.frozen(eq=False)
 class RawLogprobs:
-    """What the rows that want any are told about."""
+    """What is reported to the rows that want any."""
 
     _places: Sequence[int]
     _rows: Sequence[SampleRow]
@@ -49,17 +49,17 @@ class RawLogprobs:
         return [self._places[index] for index in np.flatnonzero(np.isnan(self._logprobs).any(axis=1)).tolist()]
 
     def columns(self, token_ids: Int32s, failed: Collection[int] = ()) -> LogprobColumns:
-        """Of all rows, which sampled `token_ids`; nothing is told of those that failed."""
+        """Of all rows, which sampled `token_ids`; nothing is reported of those that failed."""
         wide = self._logprobs.shape[1]
         kept = [index for index, place in enumerate(self._places) if place not in failed]
         places = [self._places[index] for index in kept]
         rows = [self._rows[place] for place in places]
         tops = [min(row.sampling.logprobs or 0, wide - _count(row.missing)) for row in rows]
         logprobs = self._logprobs if len(kept) == len(self._places) else self._logprobs[kept]
-        told = _columns(logprobs, token_ids[places], tops)
+        columns = _columns(logprobs, token_ids[places], tops)
         counts = np.zeros(len(self._rows), np.int32)
-        counts[places] = np.frombuffer(told.counts, np.int32)
-        return attrs.evolve(told, counts=counts.tobytes())
+        counts[places] = np.frombuffer(columns.counts, np.int32)
+        return attrs.evolve(columns, counts=counts.tobytes())
 
 
 def following_logprobs(
@@ -69,12 +69,12 @@ def following_logprobs(
     logits_of: Callable[[Float32s], Float32s],
     missing: Int64s | None = None,
 ) -> LogprobColumns:
-    """Of `token_ids` (int32 [tokens]), each of which follows the token behind a row of `hidden` [tokens, hidden].
+    """Of `token_ids` (int32 [tokens]), each of which follows the token of a row of `hidden` [tokens, hidden].
 
     Ids that are `missing` are not among the likeliest.
     """
 
-    def told(first: int) -> LogprobColumns:
+    def reported(first: int) -> LogprobColumns:
         tokens = token_ids[first : first + _BLOCK_TOKENS]
         logprobs = log_softmax(logits_of(hidden[first : first + _BLOCK_TOKENS]))
         mask_missing(logprobs, [missing] * len(tokens))
@@ -82,7 +82,7 @@ def following_logprobs(
         ranks = (logprobs >= np.take_along_axis(logprobs, tokens[:, None], axis=1)).sum(axis=1, dtype=np.int32)
         return attrs.evolve(_columns(logprobs, tokens, tops), ranks=ranks.tobytes())
 
-    return LogprobColumns.joined([told(first) for first in range(0, len(token_ids), _BLOCK_TOKENS)])
+    return LogprobColumns.joined([reported(first) for first in range(0, len(token_ids), _BLOCK_TOKENS)])
 
 
 def log_softmax(logits: Float32s) -> Float32s:
@@ -102,7 +102,7 @@ def _count(ids: Int64s | None) -> int:
 
 
 def has_nan(columns: LogprobColumns) -> bool:
-    """Whether the logits behind the log probabilities were not finite: one that is not makes all of its token NaN."""
+    """Whether the logits of the log probabilities were not finite: one that is not makes all of its token NaN."""
     return bool(np.isnan(np.frombuffer(columns.logprobs, np.float32)).any())
 
 

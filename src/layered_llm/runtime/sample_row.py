@@ -83,7 +83,7 @@ def tokens_looked_at(sampling: TokenSampling) -> int:
 
 
 def takes_best(sampling: TokenSampling) -> bool:
-    """Whether every token of such a choice is the likeliest by the model's own logits, and nothing is told about it."""
+    """Whether every token of such a choice is the likeliest by the model's own logits, and nothing is reported of it."""
     changes = (
         sampling.biased_ids,
         sampling.allowed_ids,

@@ -73,7 +73,7 @@ class ScriptedDevice(HostDevice):
         sampled = [self._sample(slot, inputs.page_tables[slot], end) for slot, end in ends]
         failed = [row for row, (token, _) in zip(inputs.sampled.tolist(), sampled, strict=True) if token == NOT_FINITE]
         token_ids = [max(token, 0) for token, _ in sampled]
-        told = self._told(inputs) if self._slots.reports_prompts(inputs) else ()
+        prompt_logprobs = self._prompt_logprobs(inputs) if self._slots.reports_prompts(inputs) else ()
         self._slots.append_sampled(inputs, np.array(token_ids, np.int32))
         return StepCompleted(
             step=step.step,
@@ -81,17 +81,17 @@ class ScriptedDevice(HostDevice):
             device_us=self._now_us() - started_us,
             open_slots=len(self._slots.choices),
             logprobs=LogprobColumns.of(logprobs for _, logprobs in sampled),
-            prompt_logprobs=PromptLogprobs.of(told),
+            prompt_logprobs=PromptLogprobs.of(prompt_logprobs),
             failed_rows=pack_i32(failed),
             failures=pack_i8([FinishReason.ERROR] * len(failed)),
         )
 
-    def _told(self, inputs: StepInputs) -> list[LogprobColumns | None]:
-        """What each row tells of its prompt."""
+    def _prompt_logprobs(self, inputs: StepInputs) -> list[LogprobColumns | None]:
+        """What each row reports of its prompt."""
         table = zip(inputs.slots.tolist(), inputs.starts.tolist(), inputs.counts.tolist(), strict=True)
-        return [self._told_by_row(slot, start, count) for slot, start, count in table]
+        return [self._reported_by_row(slot, start, count) for slot, start, count in table]
 
-    def _told_by_row(self, slot: int, start: int, count: int) -> LogprobColumns | None:
+    def _reported_by_row(self, slot: int, start: int, count: int) -> LogprobColumns | None:
         choice, size = self._slots.choices[slot], self._limits.vocabulary_size
         top = choice.sampling.prompt_logprobs
         if top is None or slot not in self._slots.reported:

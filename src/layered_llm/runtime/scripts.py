@@ -63,9 +63,9 @@ def is_missing(token: int, missing_ids: NDArray[np.int64] | None) -> bool:
 
 
 def scripted_logprobs(history: History, token: int, vocabulary_size: int) -> LogprobEntries:
-    """Made-up log probabilities of `token`, which is the likeliest; those behind it are the next ids, each less likely by e.
+    """Made-up log probabilities of `token`, which is the likeliest; those after it are the next ids, each less likely by e.
 
-    They depend on the output position, so that one that is lost or told twice shows. All are exact in fp32.
+    They depend on the output position, so that one that is lost or reported twice shows. All are exact in fp32.
     """
     if history.sampling.logprobs is None or token == NOT_FINITE:
         return NO_ENTRIES
@@ -82,15 +82,15 @@ def scripted_prompt_logprobs(
     *,
     missing_ids: NDArray[np.int64] | None = None,
 ) -> LogprobColumns | None:
-    """Made-up log probabilities of the prompt tokens that a row of `count` tokens from `start` on is the first to tell."""
+    """Made-up log probabilities of the prompt tokens that a row of `count` tokens from `start` on is the first to report."""
     places = range(start + 1, min(start + count + 1, prompt.size))
-    told = [
+    reported = [
         attrs.evolve(_made_up(int(prompt[place]), place, top, vocabulary_size, missing_ids), rank=1 + place % 3)
         for place in places
     ]
     if start == 0:
-        told.insert(0, LogprobEntries(token_ids=pack_i32([int(prompt[0])]), logprobs=pack_f32([0.0])))
-    return LogprobColumns.of(told)
+        reported.insert(0, LogprobEntries(token_ids=pack_i32([int(prompt[0])]), logprobs=pack_f32([0.0])))
+    return LogprobColumns.of(reported)
 
 
 def _made_up(token: int, place: int, top: int, vocabulary_size: int, missing_ids: NDArray[np.int64] | None) -> LogprobEntries:
@@ -107,7 +107,7 @@ class Script(Protocol):
     """Chooses tokens."""
 
     def next_token(self, history: History) -> int:
-        """The token behind `history`, or NOT_FINITE; the same for the same history."""
+        """The token after `history`, or NOT_FINITE; the same for the same history."""
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +133,7 @@ class EchoScript:
 class HashScript:
     """A hash of the whole history, mapped to `first_id … first_id + id_count - 1`.
 
-    One lost, repeated, swapped or foreign token changes everything behind it. The choice's index and, unless greedy, the seed
+    One lost, repeated, swapped or foreign token changes everything after it. The choice's index and, unless greedy, the seed
     are mixed in. A masked token gives way to the next id of the range, in the round, that is not masked; if all are, the
     hashed one stays.
     """

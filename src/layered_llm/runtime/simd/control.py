@@ -74,7 +74,7 @@ class Word(enum.IntEnum):
     X = enum.auto()
     """fp32 [tokens, hidden]: the residual stream."""
     KEPT = enum.auto()
-    """fp32 [tokens, hidden]: of the tokens that the head is for, one behind the other, from the last attention on."""
+    """fp32 [tokens, hidden]: of the tokens that the head is for, one after the other, from the last attention on."""
     ADDED = enum.auto()
     """fp32 [tokens, hidden]: what a block adds to it."""
     NORMED = enum.auto()
@@ -153,4 +153,4 @@ class Command(enum.IntEnum):
     HEAD = 2
     """From rows of the residual stream to their logits."""
     STEP = 3
-    """Both, one behind the other: the threads are woken once. Behind the last attention, only what the head is for goes on."""
+    """Both, one after the other: the threads are woken once. Behind the last attention, only what the head is for goes on."""

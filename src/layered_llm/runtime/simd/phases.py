@@ -29,7 +29,7 @@ class Phases:
     norm: Function
     """Further: x, tokens, added (0: nothing), weight, tasks that read it."""
     final_norm: Function
-    """Of the tokens that the head is for. Further: x, whether its rows are at their places (1) or one behind the other (0)."""
+    """Of the tokens that the head is for. Further: x, whether its rows are at their places (1) or one after the other (0)."""
     linear: Function
     """Further: tokens, tasks, count, x, columns, y, outputs."""
     rotate: Function
@@ -37,7 +37,7 @@ class Phases:
     attend: Function
     """Further: KV address of the layer, tasks that read it."""
     keep: Function
-    """Copies what the tokens that the head is for have in the residual stream and have attended to, one behind the other."""
+    """Copies what the tokens that the head is for have in the residual stream and have attended to, one after the other."""
     gate_up: Function
     """Further: tokens, tasks, pairs, tasks that read it."""
     add: Function

@@ -150,7 +150,7 @@ def _emit_mlp(run: Run, words: Words, phases: Phases, stream: Stream, row: Int) 
 def _define_head(module: CodeModule, phases: Phases) -> Function:
     """Norm and head, of the tokens at `Word.HEAD_PLACES`.
 
-    Arguments: control, thread, x, whether the tokens' rows in it are at these places (1) or one behind the other (0).
+    Arguments: control, thread, x, whether the tokens' rows in it are at these places (1) or one after the other (0).
     """
 
     def emit(k: Emitter, control: Int, thread: Int, *rows: Int) -> None:
