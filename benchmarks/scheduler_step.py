@@ -167,8 +167,9 @@ def measure(running: int, prompt_tokens: int, steps: int, *, prefix_cache: bool)
     for _ in range(steps):
         timings.reference_us.append(reference_us())
         start = time.perf_counter()
-        step = scheduler.plan()
+        next_step = scheduler.plan()
         planned = time.perf_counter()
+        step = message_of(next_step)
         if not isinstance(step, ExecuteStep) or step.row_count != running:
             raise SystemExit(f"not a step of {running} rows: {step}")
         result = result_of(step, running)
@@ -203,7 +204,7 @@ def filled(running: int, prompt_tokens: int, steps: int, *, prefix_cache: bool) 
     )
     for admit in admits(running, prompt_tokens, output_tokens):
         scheduler.handle(WORKER, admit)
-    step = scheduler.plan()
+    step = message_of(scheduler.plan())
     if not isinstance(step, ExecuteStep):
         raise SystemExit("nothing was planned")
     scheduler.complete(result_of(step, running))
@@ -218,6 +219,11 @@ def admits(running: int, prompt_tokens: int, output_tokens: int) -> Iterator[Adm
         first = request * prompt_tokens
         prompt_ids = pack_i32(range(first, first + prompt_tokens - request % PAGE_SIZE_TOKENS))
         yield Admit(request=RequestId(request), choices=1, prompt_ids=prompt_ids, max_tokens=output_tokens, sampling=sampling)
+
+
+def message_of(planned: object) -> object:
+    """What is sent to the runtime; a checkout of before has nothing around it."""
+    return getattr(planned, "message", planned)
 
 
 def result_of(step: ExecuteStep, running: int) -> StepCompleted:

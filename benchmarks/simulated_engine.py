@@ -22,7 +22,8 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.scheduling.core import Scheduler
-from layered_llm.scheduling.emission import Outgoing
+from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.statistics import SchedulerStatistics
 
@@ -109,9 +110,9 @@ class SimulatedEngine:
             self._now_us = self._events[0][0]
             while self._events and self._events[0][0] == self._now_us:
                 heapq.heappop(self._events)[2]()
-            while isinstance(step := self._scheduler.plan(), ExecuteStep):
-                self._waited_us += self._scheduler.waited_us(self._now_us)
-                self._execute(step)
+            while isinstance(step := self._scheduler.plan(self._now_us), NextStep):
+                self._waited_us += step.waited_us
+                self._execute(step.message)
         return Outcome(
             requests=tuple(self._requests),
             waited_us=tuple(self._waited_us),
@@ -158,8 +159,8 @@ class SimulatedEngine:
     def _complete(self, result: StepCompleted) -> None:
         self._receive(self._scheduler.complete(result))
 
-    def _receive(self, sent: Iterable[Outgoing]) -> None:
-        for outgoing in sent:
+    def _receive(self, effects: Effects) -> None:
+        for outgoing in effects.outgoing:
             match outgoing.message:
                 case Queued():
                     pass

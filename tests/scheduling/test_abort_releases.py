@@ -93,6 +93,6 @@ def test_a_release_is_told_once() -> None:
 
     rig.admit(admit(2))
 
-    assert () == rig.scheduler.released
+    assert [release(1, 1, 0)] == rig.released
     rig.run()
     assert [release(1, 1, 0)] == rig.released

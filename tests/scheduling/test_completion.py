@@ -63,7 +63,7 @@ def test_each_worker_gets_one_message_of_each_kind_in_order() -> None:
         rig.admit(admit(request, tokens=1, choices=2), worker=request % 2)
 
     rig.launch()
-    sent = rig.finish()
+    sent = rig.finish().outgoing
 
     assert [TextId(0), TextId(0), TextId(1), TextId(1)] == [one.worker for one in sent]
     assert [TokensEmitted, RequestsFinished] * 2 == [type(one.message) for one in sent]
@@ -75,7 +75,7 @@ def test_a_chunk_within_the_prompt_emits_nothing() -> None:
 
     rig.launch()
 
-    assert () == rig.finish()
+    assert () == rig.finish().outgoing
 
 
 def test_choices_end_one_by_one() -> None:

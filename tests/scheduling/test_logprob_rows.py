@@ -15,7 +15,7 @@ def told(rig: Rig, rows: list[Pairs] | None) -> dict[int, list[Pairs] | None]:
         open_slots=3,
         logprobs=None if rows is None else columns_of(rows),
     )
-    sent = {one.worker: one.message for one in rig.scheduler.complete(result)}
+    sent = {one.worker: one.message for one in rig.scheduler.complete(result).outgoing}
     return {
         int(worker): None if message.logprobs is None else pairs_of(message.logprobs)
         for worker, message in sent.items()

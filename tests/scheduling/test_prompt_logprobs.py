@@ -9,6 +9,7 @@ from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, StepsTaken, TokensEmitted
 from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.plan import NextStep
 from support.logprobs import columns_of, pairs_of
 from support.scheduling_rig import admit, limits, policy
 
@@ -35,15 +36,15 @@ def complete(scheduler: Scheduler, step: ExecuteStep, *, tells: bool = True) -> 
         open_slots=len(rows),
         prompt_logprobs=PromptLogprobs.of([told(*row) for row in rows]) if tells else None,
     )
-    sent = [one.message for one in scheduler.complete(result)]
+    sent = [one.message for one in scheduler.complete(result).outgoing]
     scheduler.handle(WORKER, StepsTaken(step=step.step)) if sent else None
     return [message for message in sent if isinstance(message, TokensEmitted)]
 
 
 def planned(scheduler: Scheduler) -> ExecuteStep:
     step = scheduler.plan()
-    assert isinstance(step, ExecuteStep)
-    return step
+    assert isinstance(step, NextStep)
+    return step.message
 
 
 def places(message: TokensEmitted) -> list[list[int] | None]:
@@ -146,7 +147,7 @@ def run_in_few_pages(runtime: Runtime, requests: list[Admit]) -> tuple[int, list
         scheduler.handle(WORKER, request)
     heard: list[tuple[int, list[int]]] = []
     while not scheduler.is_quiescent:
-        for one in scheduler.complete(runtime.execute(planned(scheduler))):
+        for one in scheduler.complete(runtime.execute(planned(scheduler))).outgoing:
             if isinstance(one.message, TokensEmitted):
                 rows = zip(unpack_i64(one.message.requests), places(one.message), strict=False)
                 heard += [(request, row) for request, row in rows if row is not None]

@@ -113,10 +113,10 @@ def test_each_text_worker_hears_of_its_own() -> None:
     rig.admit(admit(2), worker=0, now_us=0)
     rig.admit(admit(3), worker=1, now_us=0)
 
-    sent = rig.scheduler.expire(QUEUE_US)
+    effects = rig.scheduler.expire(QUEUE_US)
 
-    assert [TextId(0), TextId(1)] == [outgoing.worker for outgoing in sent]
-    rig._receive(sent)
+    assert [TextId(0), TextId(1)] == [outgoing.worker for outgoing in effects.outgoing]
+    rig._receive(effects)
     rig.run()
 
 

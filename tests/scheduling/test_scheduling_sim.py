@@ -132,7 +132,7 @@ def write_trace(path: Path, *, stalls: bool = False) -> None:
             for _ in range(random.randint(0, 6)):
                 if rig.launch() is None:
                     break
-                trace.planned(rig.scheduler.trace(), now_s)
+                trace.planned(rig.trace, now_s)
                 result = rig.device.launched[0].result
                 rig.finish()
                 held_us = 3 * result.device_us if stalls and result.step % 10 == 0 else 0

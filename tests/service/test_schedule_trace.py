@@ -34,7 +34,7 @@ def play(rig: Rig, trace: ScheduleTrace, start_s: float = 10.0) -> None:
     now_s = start_s
     while not rig.scheduler.is_quiescent:
         while rig.launch() is not None:
-            trace.planned(rig.scheduler.trace(), now_s)
+            trace.planned(rig.trace, now_s)
         now_s += 1.5
         result = rig.device.launched[0].result
         rig.finish()
@@ -151,7 +151,7 @@ def test_what_was_written_before_a_kill_can_be_read_after_each_step(tmp_path: Pa
         assert ["process_name", "clock_sync"] == [event["name"] for event in events_of(path)]
         for expected in (1, 2, 3):
             rig.launch()
-            trace.planned(rig.scheduler.trace(), 0.0)
+            trace.planned(rig.trace, 0.0)
             result = rig.device.launched[0].result
             rig.finish()
             trace.completed(result, 1.0)
@@ -241,7 +241,7 @@ def test_a_result_of_another_step_is_our_own_fault(tmp_path: Path) -> None:
         rig.launch()
         first = rig.device.launched[0].result
         rig.launch()
-        trace.planned(rig.scheduler.trace(), 0.0)
+        trace.planned(rig.trace, 0.0)
 
         with pytest.raises(InvariantViolated, match="step 1 is back, step 2 is the oldest one traced"):
             trace.completed(first, 1.0)

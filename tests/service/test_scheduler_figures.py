@@ -1,6 +1,7 @@
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.metrics import Measured, metrics_of, samples_by_name
 from layered_llm.scheduling.core import Scheduler
+from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.reports import scheduler_report
 from layered_llm.service.scheduler_figures import SchedulerFigures
@@ -31,7 +32,8 @@ def test_a_step_that_computes_nothing_has_no_fill() -> None:
 def test_the_time_and_the_steps_until_an_aborted_request_holds_nothing_are_counted() -> None:
     figures = SchedulerFigures(100)
     for steps, now_us in ((0, 1_000), (2, 31_000)):
-        figures.released(AbortRelease(request=RequestId(1), aborted_us=1_000, steps=steps), now_us)
+        release = AbortRelease(request=RequestId(1), aborted_us=1_000, steps=steps)
+        figures.came_about(Effects(releases=(release,)), now_us)
 
     samples = samples_by_name(metrics_of(figures))
 
@@ -66,18 +68,16 @@ def test_every_token_of_a_request_is_new_once_however_often_it_is_computed() -> 
         rig.admit(admit(request, prompt=4, tokens=20))
     rig.run()
 
-    ended = rig.scheduler.take_ended(0)
+    ended = [one for effects in rig.completed for one in effects.ended]
     assert 0 < rig.scheduler.statistics().counters.preemptions
-    assert 2 * (4 + 20) == sum(rig.new_tokens)
+    assert 2 * (4 + 20) == sum(effects.new_tokens for effects in rig.completed)
     assert [0, 1] == sorted(preemptions for _, preemptions in ended)
-    assert () == rig.scheduler.take_ended(0)
 
 
 def test_what_is_new_in_steps_and_what_requests_took_is_counted() -> None:
     figures = SchedulerFigures(100)
-    figures.completed(tokens=5)
-    figures.completed(tokens=0)
-    figures.ended(((2_000_000, 3),))
+    figures.came_about(Effects(new_tokens=5), 0)
+    figures.came_about(Effects(ended=((2_000_000, 3),)), 0)
 
     samples = samples_by_name(metrics_of(figures))
 

@@ -9,7 +9,6 @@ from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32, unpack_i
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Admit,
@@ -23,7 +22,8 @@ from layered_llm.runtime.device import Device
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import HashScript
 from layered_llm.scheduling.core import Scheduler
-from layered_llm.scheduling.emission import Outgoing
+from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.pools import NO_STEP
 from support.scheduling_rig import ChoiceKey, policy
@@ -71,7 +71,7 @@ class Engine:
         self.scheduler = Scheduler(limits=self.limits or self.device.limits, policy=self.policy)
 
     def admit(self, message: Admit) -> None:
-        (answer,) = self.scheduler.handle(WORKER, message)
+        (answer,) = self.scheduler.handle(WORKER, message).outgoing
         assert isinstance(answer.message, Queued)
         self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
 
@@ -79,8 +79,8 @@ class Engine:
         self._receive(self.scheduler.handle(WORKER, AbortRequest(request=RequestId(request), reason=AbortReason.TIMEOUT)))
 
     def step(self) -> None:
-        while isinstance(step := self.scheduler.plan(), ExecuteStep):
-            self.device.submit(step)
+        while isinstance(step := self.scheduler.plan(), NextStep):
+            self.device.submit(step.message)
             self._submitted += 1
         if self._submitted:
             self._submitted -= 1
@@ -113,8 +113,8 @@ class Engine:
         store = self.scheduler._running.pages
         store.give_back(store.take(store.free + -(-store.cached // 2)), NO_STEP)
 
-    def _receive(self, sent: tuple[Outgoing, ...]) -> None:
-        for outgoing in sent:
+    def _receive(self, effects: Effects) -> None:
+        for outgoing in effects.outgoing:
             match outgoing.message:
                 case TokensEmitted() as tokens:
                     columns = (unpack_i64(tokens.requests), unpack_i32(tokens.choices), unpack_i32(tokens.positions))

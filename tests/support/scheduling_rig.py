@@ -21,8 +21,8 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.scheduling.core import Scheduler
-from layered_llm.scheduling.emission import Outgoing
-from layered_llm.scheduling.plan import Idle
+from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.plan import Idle, NextStep, StepTrace
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.scheduling.releases import AbortRelease
 from support.scheduling_device import FakeDevice, Script, counting_script
@@ -118,29 +118,30 @@ class Rig:
     """Cached tokens, as told with the first token."""
     ended: dict[ChoiceKey, tuple[FinishReason, int]] = attrs.field(init=False, factory=dict)
     released: list[AbortRelease] = attrs.field(init=False, factory=list)
-    new_tokens: list[int] = attrs.field(init=False, factory=list)
-    """Of each step that was completed."""
+    completed: list[Effects] = attrs.field(init=False, factory=list)
+    """Of each step."""
+    planned: NextStep | None = attrs.field(init=False, default=None)
+    """The last one."""
     untaken: dict[TextId, list[StepId]] = attrs.field(init=False, factory=dict)
     workers: dict[int, TextId] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.scheduler = Scheduler(limits=self.limits, policy=self.policy)
+        self.scheduler = Scheduler(limits=self.limits, policy=self.policy, traces=True)
         self.device = FakeDevice(limits=self.limits, script=self.script)
 
     def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
         self.device.salts[message.sampling.seed] = self.policy.cache_root(message)
-        (answer,) = self.scheduler.handle(TextId(worker), message, now_us)
+        effects = self.scheduler.handle(TextId(worker), message, now_us)
+        (answer,) = effects.outgoing
         assert isinstance(answer.message, Queued | Refused)
         if isinstance(answer.message, Queued):
             self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
-        self._receive((answer,))
+        self._receive(effects)
 
     def abort(self, request: int, now_us: int = 0) -> None:
         message = AbortRequest(request=RequestId(request), reason=AbortReason.CLIENT_GONE)
-        sent = self.scheduler.handle(self.workers.get(request, TextId(0)), message, now_us)
-        self.released.extend(self.scheduler.released)
-        self._receive(sent)
+        self._receive(self.scheduler.handle(self.workers.get(request, TextId(0)), message, now_us))
 
     def expire(self, now_us: int) -> None:
         self._receive(self.scheduler.expire(now_us))
@@ -152,14 +153,15 @@ class Rig:
     def take_steps(self, worker: int = 0) -> None:
         """The text worker gives credit for everything that it was sent."""
         for step in self.untaken.pop(TextId(worker), [])[-1:]:
-            assert self.scheduler.handle(TextId(worker), StepsTaken(step=step)) == ()
+            assert self.scheduler.handle(TextId(worker), StepsTaken(step=step)) == Effects()
         self.sound()
 
-    def launch(self) -> ExecuteStep | None:
-        planned = self.scheduler.plan()
+    def launch(self, now_us: int = 0) -> ExecuteStep | None:
+        next_step = self.scheduler.plan(now_us)
         self.sound()
-        if isinstance(planned, Idle):
+        if isinstance(next_step, Idle):
             return None
+        self.planned, planned = next_step, next_step.message
         assert sum(unpack_i32(planned.counts)) <= self.policy.max_step_tokens
         self.device.launch(planned)
         for slot in unpack_i32(planned.slots):
@@ -168,12 +170,18 @@ class Rig:
         self._same_tables()
         return planned
 
-    def finish(self) -> tuple[Outgoing, ...]:
-        sent = self.scheduler.complete(self.device.finish())
-        self.new_tokens.append(self.scheduler.new_tokens)
-        self.released.extend(self.scheduler.released)
-        self._receive(sent)
-        return sent
+    @property
+    def trace(self) -> StepTrace:
+        """Of the step planned last."""
+        assert self.planned is not None
+        assert self.planned.trace is not None
+        return self.planned.trace
+
+    def finish(self) -> Effects:
+        effects = self.scheduler.complete(self.device.finish())
+        self.completed.append(effects)
+        self._receive(effects)
+        return effects
 
     def step(self) -> ExecuteStep | None:
         """Launches as many steps as may be in flight, then finishes the oldest; the first one launched, or None for Idle."""
@@ -223,8 +231,9 @@ class Rig:
     def reason(self, request: int, choice: int = 0) -> FinishReason:
         return self.ended[request, choice][0]
 
-    def _receive(self, sent: tuple[Outgoing, ...]) -> None:
-        for outgoing in sent:
+    def _receive(self, effects: Effects) -> None:
+        self.released.extend(effects.releases)
+        for outgoing in effects.outgoing:
             match outgoing.message:
                 case Queued(request=request):
                     self.queued.append(request)

@@ -17,7 +17,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import entries_of
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Admit,
@@ -28,20 +28,19 @@ from layered_llm.domain.messages.text_scheduler import (
     TextToScheduler,
 )
 from layered_llm.scheduling.admission import Load, judge
-from layered_llm.scheduling.emission import FinishedRows, Outgoing, TokenRows, emit
+from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRows
 from layered_llm.scheduling.flight import StepsInFlight
 from layered_llm.scheduling.invariants import SchedulerState, violations
-from layered_llm.scheduling.logprobs import keep_prompt_logprobs
 from layered_llm.scheduling.open_requests import OpenRequests
 from layered_llm.scheduling.orders import order_for
-from layered_llm.scheduling.plan import Idle, PlannedStep
+from layered_llm.scheduling.plan import Hold, Idle, NextStep, PlannedStep, StepTrace
 from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.queue_deadlines import QueueDeadlines
-from layered_llm.scheduling.releases import AbortRelease, AbortReleases
+from layered_llm.scheduling.releases import AbortReleases
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
-from layered_llm.scheduling.trace import Hold, StepTrace, trace_step
 from layered_llm.scheduling.waiting import WaitingQueue
 
 _BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
@@ -51,64 +50,56 @@ _NO_FAILURES: Final[Mapping[Sequence, FinishReason]] = MappingProxyType({})
 class Scheduler:
     """Decides what runs next. The shell around it moves messages: `handle` whatever came, `plan` until Idle, `complete`."""
 
-    def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
+    def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy, traces: bool = False) -> None:
+        """With `traces` each step comes with a trace of it, which costs as much as planning it."""
         self._limits = limits
         self._policy = policy
+        self._traces = traces
         self._workers: dict[TextId, TextWorker] = {}
         self._open = OpenRequests(page_size_tokens=limits.page_size_tokens)
         self._running = RunningChoices(limits=limits, policy=policy)
         order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
         self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
-        self._hold = Hold.NOBODY_WAITS
         self._flight = StepsInFlight(policy.max_steps_in_flight)
-        self._new_queued_us: tuple[int, ...] = ()
-        """When the requests came of which the step planned last is the first."""
-        self._new_started_us: tuple[int, ...] = ()
-        """When the requests started that have their first token since the last `complete`."""
         self._queue_deadlines = QueueDeadlines(policy.max_queue_us)
         self._releases = AbortReleases()
-        self._released: tuple[AbortRelease, ...] = ()
         self._counters = Counters()
-        self._new_tokens = 0
-        self._ended: list[tuple[int, int]] = []
 
-    def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> tuple[Outgoing, ...]:
-        """`now_us` is what `waited_us`, `released` and `expire` count from; `plan` has one for `prefilled_us`.
+    def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> Effects:
+        """`now_us` is the time of arrival, which measurements of queue time and of an abort begin with.
 
         Raises InvariantViolated for what no correct text worker says: an id used twice, another worker's request.
         """
-        self._released = ()
         match message:
             case Admit():
-                return (Outgoing(worker, self._admit(self._worker(worker), message, now_us)),)
+                return Effects(outgoing=(Outgoing(worker, self._admit(self._worker(worker), message, now_us)),))
             case AbortRequest():
                 return self._abort(worker, message, now_us)
             case StopChoice():
-                return self._stop(worker, message)
+                return self._stop(worker, message, now_us)
             case StepsTaken():
                 self._worker(worker).taken(message.step)
-                return ()
+                return Effects()
             case _:
                 assert_never(message)
 
-    def expire(self, now_us: int) -> tuple[Outgoing, ...]:
-        """Ends the requests that have waited too long for their first choice to start; `plan` again behind it."""
-        finished: dict[TextWorker, FinishedRows] = {}
+    def expire(self, now_us: int) -> Effects:
+        """Ends the requests that have waited too long for their first choice to start; `plan` again after it."""
+        gathered = Gathered(now_us)
         for request_id in self._queue_deadlines.overdue(now_us):
-            request = self._open.by_id[request_id]
-            self._end_all(request, FinishReason.QUEUE_TIMEOUT, finished.setdefault(request.worker, FinishedRows()))
+            self._end_all(self._open.by_id[request_id], FinishReason.QUEUE_TIMEOUT, gathered)
             self._counters.queue_timeouts += 1
-        return tuple(Outgoing(worker.worker, rows.message()) for worker, rows in finished.items())
+        return gathered.effects(NO_STEP)
 
     def next_expiry_us(self, now_us: int) -> int | None:
         """When to ask `expire` next, whoever is queued until then; None for never."""
         return self._queue_deadlines.next_us(now_us)
 
-    def plan(self, now_us: int = 0) -> ExecuteStep | Idle:
+    def plan(self, now_us: int = 0) -> NextStep | Idle:
         """The next step to send. Idle until something was handled, completed or expired."""
         if self._flight.is_full:
             return Idle()
-        self._hold = self._start_waiting()
+        hold = self._start_waiting()
         planned = self._running.plan(self._flight.next_step)
         for sequence in planned.preempted:
             self._waiting.push_preempted(sequence)
@@ -117,75 +108,26 @@ class Scheduler:
         if not planned.rows and not planned.retired:
             return Idle()
         self._flight.sent(planned)
-        self._new_queued_us = tuple(self._first_run(planned.started, now_us))
-        return planned.message()
+        waited_us = tuple(self._first_run(planned.started, now_us)) if planned.started else ()
+        trace = self._trace(planned, hold) if self._traces else None
+        return NextStep(planned.message(), sum(planned.counts), waited_us, trace)
 
-    def waited_us(self, now_us: int) -> tuple[int, ...]:
-        """How long each request waited of which the step planned last is the first. Ask right behind `plan`."""
-        return tuple(now_us - queued_us for queued_us in self._new_queued_us)
-
-    def prefilled_us(self, now_us: int) -> tuple[int, ...]:
-        """How long each request computed whose first token the step completed last brought. Ask right behind `complete`."""
-        return tuple(now_us - started_us for started_us in self._new_started_us)
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens that the step completed last was the first to compute or sample. Ask right behind `complete`.
-
-        Each token of a request is new once, but for those of its prompt that were found in the cache.
-        """
-        return self._new_tokens
-
-    def take_ended(self, now_us: int) -> tuple[tuple[int, int], ...]:
-        """Of each request that ended by itself since the last call, how long it is since it started, and its preemptions."""
-        ended, self._ended = self._ended, []
-        return tuple((now_us - started_us, preemptions) for started_us, preemptions in ended)
-
-    def trace(self) -> StepTrace:
-        """What the step planned last is made of. Ask right behind a `plan` that was not Idle."""
-        return trace_step(self._flight.steps[-1], waiting=self._waiting, running=self._running, hold=self._hold)
-
-    def complete(self, result: StepCompleted) -> tuple[Outgoing, ...]:
+    def complete(self, result: StepCompleted, now_us: int = 0) -> Effects:
         """Takes the result of the oldest step in flight.
 
         Tokens of choices that ended meanwhile are dropped. A row that failed ends its request. Each text worker gets at most
-        one TokensEmitted and, behind it, one RequestsFinished. Raises InvariantViolated for another step's result and for too
+        one TokensEmitted and, after it, one RequestsFinished. Raises InvariantViolated for another step's result and for too
         few or too many tokens.
         """
+        gathered = Gathered(now_us)
         planned, failed = self._acknowledge(result)
-        self._new_started_us = tuple(self._first_output(planned.sampled))
-        tokens: dict[TextWorker, TokenRows] = {}
-        finished: dict[TextWorker, FinishedRows] = {}
         for sequence, reason in failed.items():
-            self._fail(sequence, reason, finished)
-        keep_prompt_logprobs(planned, result.prompt_logprobs)
-        new_tokens = len(planned.sampled)
+            self._fail(sequence, reason, gathered)
+        planned.keep_prompt_logprobs(result.prompt_logprobs)
+        new_tokens = self._take_tokens(planned, result, gathered)
         if planned.decode_rows < len(planned.rows):
-            new_tokens += _first_computed(planned)
-        logprobs = entries_of(result.logprobs, len(planned.sampled))
-        for sequence, token, entries in zip(planned.sampled, unpack_i32(result.token_ids), logprobs, strict=True):
-            if sequence.phase is Phase.ENDED:
-                self._counters.dropped_tokens += 1
-                new_tokens -= 1
-                continue
-            sequence.output_tokens += 1
-            sequence.tokens.append(token)
-            sequence.tenant.charge_output_token()
-            worker = sequence.worker
-            if worker not in tokens:
-                tokens[worker] = TokenRows()
-            tokens[worker].add(sequence, token, entries)
-            reason = _finish_reason(sequence, token)
-            if reason is not FinishReason.RUNNING:
-                finished.setdefault(worker, FinishedRows()).add(sequence, reason, sequence.output_tokens)
-                self._end(sequence, reason)
-        self._new_tokens = new_tokens
-        return tuple(emit(planned.step, tokens, finished))
-
-    @property
-    def released(self) -> tuple[AbortRelease, ...]:
-        """Aborted requests whose last pages came back with the last `handle` or `complete`. Ask right behind these."""
-        return self._released
+            new_tokens += planned.count_computed()
+        return gathered.effects(planned.step, releases=self._releases.acknowledge(planned.step), new_tokens=new_tokens)
 
     def flush_cache(self) -> int:
         """Forgets every prefix that no running choice uses; how many pages that freed."""
@@ -249,40 +191,38 @@ class Scheduler:
         self._counters.choices_accepted += admit.choices
         return Queued(request=admit.request)
 
-    def _abort(self, worker: TextId, message: AbortRequest, now_us: int) -> tuple[Outgoing, ...]:
+    def _abort(self, worker: TextId, message: AbortRequest, now_us: int) -> Effects:
         self._worker(worker).aborts_taken += 1
         request = self._open.find(worker, message.request)
         if request is None:
             self._counters.aborts_late += 1
-            return ()
+            return Effects()
         self._counters.aborts_handled += 1
         last_step = max(sequence.last_step for sequence in request.sequences)
-        self._released = self._releases.aborted(message.request, last_step, now_us)
-        finished = FinishedRows()
-        self._end_all(request, FinishReason.ABORT, finished)
-        return (Outgoing(worker, finished.message()),)
+        gathered = Gathered(now_us)
+        self._end_all(request, FinishReason.ABORT, gathered)
+        return gathered.effects(NO_STEP, releases=self._releases.aborted(message.request, last_step, now_us))
 
-    def _stop(self, worker: TextId, message: StopChoice) -> tuple[Outgoing, ...]:
+    def _stop(self, worker: TextId, message: StopChoice, now_us: int) -> Effects:
         request = self._open.find(worker, message.request)
         if request is None:
             self._counters.stops_late += 1
-            return ()
+            return Effects()
         if not 0 <= message.choice < len(request.sequences):
             raise InvariantViolated(f"request {message.request} has no choice {message.choice} to stop")
         sequence = request.sequences[message.choice]
         if sequence.phase is Phase.ENDED:
             self._counters.stops_late += 1
-            return ()
+            return Effects()
         if not 0 < message.output_tokens <= sequence.output_tokens:
             raise InvariantViolated(
-                f"choice {message.choice} of request {message.request} is stopped behind {message.output_tokens} tokens, "
+                f"choice {message.choice} of request {message.request} is stopped after {message.output_tokens} tokens, "
                 f"{sequence.output_tokens} were sent"
             )
         self._counters.stops_handled += 1
-        finished = FinishedRows()
-        finished.add(sequence, FinishReason.STOP, message.output_tokens)
-        self._end(sequence, FinishReason.STOP)
-        return (Outgoing(worker, finished.message()),)
+        gathered = Gathered(now_us)
+        self._end(sequence, FinishReason.STOP, message.output_tokens, gathered)
+        return gathered.effects(NO_STEP)
 
     def _start_waiting(self) -> Hold:
         """Starts whom it can; why nobody more."""
@@ -307,15 +247,39 @@ class Scheduler:
             request = self._open.of(sequence)
             if request.started_us is None:
                 request.started_us = now_us
-                yield request.queued_us
+                yield now_us - request.queued_us
 
-    def _first_output(self, sampled: Iterable[Sequence]) -> Iterator[int]:
-        for sequence in sampled:
-            if sequence.phase is not Phase.ENDED and not sequence.output_tokens:
-                request = self._open.of(sequence)
-                if request.started_us is not None and not request.has_output:
-                    request.has_output = True
-                    yield request.started_us
+    def _take_tokens(self, planned: PlannedStep, result: StepCompleted, gathered: Gathered) -> int:
+        """Gives each choice its token and ends those that are complete; how many of the tokens are shown."""
+        dropped, worker, rows = 0, None, TokenRows()
+        entries = entries_of(result.logprobs, len(planned.sampled))
+        for sequence, token, logprobs in zip(planned.sampled, unpack_i32(result.token_ids), entries, strict=True):
+            if sequence.phase is Phase.ENDED:
+                dropped += 1
+                continue
+            sequence.output_tokens += 1
+            sequence.tokens.append(token)
+            sequence.tenant.charge_output_token()
+            if sequence.worker is not worker:
+                worker = sequence.worker
+                rows = gathered.tokens.setdefault(worker, TokenRows())
+            rows.add(sequence, token, logprobs)
+            if sequence.output_tokens == 1:
+                self._first_token(sequence, gathered)
+            if (reason := _finish_reason(sequence, token)) is not FinishReason.RUNNING:
+                self._end(sequence, reason, sequence.output_tokens, gathered)
+        self._counters.dropped_tokens += dropped
+        return len(planned.sampled) - dropped
+
+    def _first_token(self, sequence: Sequence, gathered: Gathered) -> None:
+        request = self._open.of(sequence)
+        if request.started_us is not None and not request.has_output:
+            request.has_output = True
+            gathered.prefill_us.append(gathered.now_us - request.started_us)
+
+    def _trace(self, planned: PlannedStep, hold: Hold) -> StepTrace:
+        running = self._running
+        return planned.trace(running=running.count, waiting=self._waiting.choice_count, pages=running.pages, hold=hold)
 
     def _can_start(self, sequence: Sequence) -> bool:
         """A choice waits for the pages that another one of its request computes, so that their prompt is computed once."""
@@ -324,51 +288,39 @@ class Scheduler:
     def _cached_tokens(self, sequence: Sequence) -> int:
         return self._running.pages.find_tokens(self._policy.cache_root(sequence.admit), sequence.admit.prompt_ids)
 
-    def _end_all(self, request: Request, reason: FinishReason, finished: FinishedRows) -> None:
+    def _end_all(self, request: Request, reason: FinishReason, gathered: Gathered) -> None:
         for sequence in request.sequences:
             if sequence.phase is not Phase.ENDED:
-                finished.add(sequence, reason, sequence.output_tokens)
-                self._end(sequence, reason)
+                self._end(sequence, reason, sequence.output_tokens, gathered)
 
-    def _fail(self, sequence: Sequence, reason: FinishReason, finished: dict[TextWorker, FinishedRows]) -> None:
+    def _fail(self, sequence: Sequence, reason: FinishReason, gathered: Gathered) -> None:
         """Ends the request of a choice that has no result: its answer would have a hole, whatever its other choices become."""
         self._running.distrust(sequence)
         if sequence.phase is not Phase.ENDED:
-            self._end_all(self._open.of(sequence), reason, finished.setdefault(sequence.worker, FinishedRows()))
+            self._end_all(self._open.of(sequence), reason, gathered)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, output_tokens: int, gathered: Gathered) -> None:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         else:
             self._running.end(sequence)
         sequence.phase = Phase.ENDED
+        gathered.finish(sequence, reason, output_tokens)
         self._counters.finished[reason] += 1
         request = self._open.of(sequence)
         self._open.choice_ended(sequence)
-        if sequence.request not in self._open.by_id:
+        if not request.open_choices:
             self._queue_deadlines.gone(sequence.request)
             if reason in _BY_ITSELF and request.started_us is not None:
-                self._ended.append((request.started_us, request.preemptions))
+                gathered.ended.append((gathered.now_us - request.started_us, request.preemptions))
 
     def _acknowledge(self, result: StepCompleted) -> tuple[PlannedStep, Mapping[Sequence, FinishReason]]:
         """What was planned, and the choices that have no result, with the reason that each ends with."""
         planned = self._flight.answered(result)
         failed = _failures(planned, result) if result.failed_rows else _NO_FAILURES
         self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
-        self._released = self._releases.acknowledge(planned.step)
         self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
         return planned, failed
-
-
-def _first_computed(planned: PlannedStep) -> int:
-    """Prompt tokens that no step before computed; decodes come first in a step and compute none."""
-    new = 0
-    chunks = slice(planned.decode_rows, None)
-    for sequence, start, count in zip(planned.rows[chunks], planned.starts[chunks], planned.counts[chunks], strict=True):
-        end = min(start + count, sequence.prompt_tokens)
-        new += max(end - max(start, sequence.counted_tokens), 0)
-        sequence.counted_tokens = max(end, sequence.counted_tokens)
-    return new
 
 
 def _failures(planned: PlannedStep, result: StepCompleted) -> Mapping[Sequence, FinishReason]:

@@ -1,9 +1,7 @@
-"""What the scheduler says to text workers, gathered into one message of each kind for each worker.
+"""What comes of a message or of a step's result: messages to text workers, one of each kind for each, and what was measured.
 
 Must not know: who runs, why a choice ended.
 """
-
-from collections.abc import Iterator
 
 import attrs
 
@@ -12,6 +10,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TokensEmitted
+from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.scheduling.sequences import Sequence, TextWorker
 
 
@@ -21,6 +20,24 @@ class Outgoing:
 
     worker: TextId
     message: SchedulerToText
+
+
+@attrs.frozen(kw_only=True)
+class Effects:
+    """Everything that came of a message, of a step's result or of the time."""
+
+    outgoing: tuple[Outgoing, ...] = ()
+    releases: tuple[AbortRelease, ...] = ()
+    """Aborted requests whose last pages came back."""
+    prefill_us: tuple[int, ...] = ()
+    """How long each request computed whose first token this is."""
+    ended: tuple[tuple[int, int], ...] = ()
+    """How long each request computed that ended by itself, and how often choices of it were preempted."""
+    new_tokens: int = 0
+    """Tokens that the step was the first to compute or sample.
+
+    Each token of a request is new once, but for those of its prompt that were found in the cache.
+    """
 
 
 @attrs.define(eq=False)
@@ -82,11 +99,33 @@ class FinishedRows:
         )
 
 
-def emit(step: StepId, tokens: dict[TextWorker, TokenRows], finished: dict[TextWorker, FinishedRows]) -> Iterator[Outgoing]:
-    """The messages of one step: to each worker its tokens, which count against its credit, then which choices ended with it."""
-    for worker in tokens | finished if finished else tokens:
-        if worker in tokens:
-            worker.emitted(step)
-            yield Outgoing(worker.worker, tokens[worker].message(step))
-        if worker in finished:
-            yield Outgoing(worker.worker, finished[worker].message())
+@attrs.define(eq=False)
+class Gathered:
+    """Effects while they come about."""
+
+    now_us: int
+    tokens: dict[TextWorker, TokenRows] = attrs.field(init=False, factory=dict)
+    finished: dict[TextWorker, FinishedRows] = attrs.field(init=False, factory=dict)
+    prefill_us: list[int] = attrs.field(init=False, factory=list)
+    ended: list[tuple[int, int]] = attrs.field(init=False, factory=list)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, output_tokens: int) -> None:
+        """A choice ends with so many tokens."""
+        self.finished.setdefault(sequence.worker, FinishedRows()).add(sequence, reason, output_tokens)
+
+    def effects(self, step: StepId, *, releases: tuple[AbortRelease, ...] = (), new_tokens: int = 0) -> Effects:
+        """Each worker gets its tokens, which count against its credit, then which choices ended with `step`."""
+        outgoing: list[Outgoing] = []
+        for worker in self.tokens | self.finished if self.finished else self.tokens:
+            if worker in self.tokens:
+                worker.emitted(step)
+                outgoing.append(Outgoing(worker.worker, self.tokens[worker].message(step)))
+            if worker in self.finished:
+                outgoing.append(Outgoing(worker.worker, self.finished[worker].message()))
+        return Effects(
+            outgoing=tuple(outgoing),
+            releases=releases,
+            prefill_us=tuple(self.prefill_us),
+            ended=tuple(self.ended),
+            new_tokens=new_tokens,
+        )

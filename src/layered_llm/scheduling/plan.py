@@ -1,22 +1,94 @@
 """One step from its planning to its acknowledgement.
 
-Must not know: why a row is in the step, budgets, credit.
+Must not know: why a row is in the step, budgets, credit, when the step runs, how it is shown.
 
 Invariant: what the runtime samples comes back in the order of `sampled`.
 """
 
+import enum
+
 import attrs
 
 from layered_llm.domain.columns import pack_i8, pack_i32
-from layered_llm.domain.ids import PageId, SlotId, StepId
+from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId
+from layered_llm.domain.messages.logprobs import PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.scheduling.pace import attended_tokens
-from layered_llm.scheduling.sequences import Sequence
+from layered_llm.scheduling.pages import PageStore
+from layered_llm.scheduling.sequences import Phase, Sequence
 
 
 @attrs.frozen
 class Idle:
     """Nothing to send: no work, no credit, or as many steps in flight as may be."""
+
+
+@enum.unique
+class Hold(enum.Enum):
+    """Why no more choices were started for a step."""
+
+    NOBODY_WAITS = enum.auto()
+    NO_SLOT = enum.auto()
+    """As many choices run as may, or the slots that are free are still named by a step in flight."""
+    NO_PAGES = enum.auto()
+    """What is known of the next choice does not fit beside those that run."""
+    NOBODY_READY = enum.auto()
+    """Who waits has a text worker that lags behind, or another choice of its request computes their prompt."""
+
+
+@attrs.frozen(kw_only=True)
+class TracedRow:
+    """The tokens of one choice that the step computes."""
+
+    slot: SlotId
+    request: RequestId
+    choice: int
+    start: int
+    """Tokens of the choice that are in front of these."""
+    tokens: int
+    is_prefill: bool
+
+
+@attrs.frozen(kw_only=True)
+class StepTrace:
+    """What one step is made of, and the choices and pages at the moment when it was planned."""
+
+    step: StepId
+    rows: tuple[TracedRow, ...]
+    retired: tuple[SlotId, ...]
+    preempted: tuple[tuple[RequestId, int], ...]
+    """Requests and their choices."""
+    running: int
+    """Choices."""
+    waiting: int
+    pages_free: int
+    pages_cached: int
+    """Held by the prefix tree alone."""
+    pages_used: int
+    """All others, those that wait for a step in flight with them."""
+    hold: Hold
+
+    @property
+    def decode_rows(self) -> int:
+        return sum(not row.is_prefill for row in self.rows)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(row.tokens for row in self.rows if row.is_prefill)
+
+
+@attrs.frozen
+class NextStep:
+    """A step to send, and what is known of it when it is planned."""
+
+    message: ExecuteStep
+    tokens: int
+    """How many it computes."""
+    waited_us: tuple[int, ...]
+    """How long each request waited of which this is the first step."""
+    trace: StepTrace | None
+    """Only from a scheduler that was asked for traces."""
 
 
 @attrs.define(eq=False)
@@ -103,4 +175,54 @@ class PlannedStep:
             starts=pack_i32(self.starts),
             counts=pack_i32(self.counts),
             samples=pack_i8(self._samples),
+        )
+
+    def count_computed(self) -> int:
+        """Prompt tokens that no step before computed; decodes come first in a step and compute none. Counts each once."""
+        new = 0
+        chunks = slice(self.decode_rows, None)
+        for sequence, start, count in zip(self.rows[chunks], self.starts[chunks], self.counts[chunks], strict=True):
+            end = min(start + count, sequence.prompt_tokens)
+            new += max(end - max(start, sequence.counted_tokens), 0)
+            sequence.counted_tokens = max(end, sequence.counted_tokens)
+        return new
+
+    def keep_prompt_logprobs(self, columns: PromptLogprobs | None) -> None:
+        """Adds what the runtime computed of prompts to the rows' choices; what comes for one that ended is dropped.
+
+        One that was preempted meanwhile needs it if the step sampled its first token, and forgets it when it starts again.
+        Raises InvariantViolated for too few or too many rows.
+        """
+        if columns is None:
+            return
+        if columns.row_count != len(self.rows):
+            raise InvariantViolated(f"step {self.step} has {len(self.rows)} rows and tells of {columns.row_count}")
+        for sequence, of_row in zip(self.rows, columns, strict=True):
+            if of_row is not None and sequence.phase is not Phase.ENDED:
+                sequence.prompt_logprobs.append(of_row)
+
+    def trace(self, *, running: int, waiting: int, pages: PageStore, hold: Hold) -> StepTrace:
+        """Decodes come before chunks of prompts, as they were planned; `running` and `waiting` are choices."""
+        columns = zip(self.slots, self.rows, self.starts, self.counts, strict=True)
+        return StepTrace(
+            step=self.step,
+            rows=tuple(
+                TracedRow(
+                    slot=slot,
+                    request=sequence.request,
+                    choice=sequence.choice,
+                    start=start,
+                    tokens=count,
+                    is_prefill=index >= self.decode_rows,
+                )
+                for index, (slot, sequence, start, count) in enumerate(columns)
+            ),
+            retired=tuple(self.retired),
+            preempted=tuple((one.request, one.choice) for one in self.preempted),
+            running=running,
+            waiting=waiting,
+            pages_free=pages.free,
+            pages_cached=pages.cached,
+            pages_used=pages.total - pages.available,
+            hold=hold,
         )

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.metrics import LATENCY_BUCKETS_S, MESSAGES_DROPPED, TTFT_BUCKETS_S, Histogram, counter, histogram
-from layered_llm.scheduling.releases import AbortRelease
+from layered_llm.scheduling.emission import Effects
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 
@@ -66,23 +66,15 @@ class SchedulerFigures:
         for wait_us in waited_us:
             self._queue_time.observe(wait_us / 1e6)
 
-    def prefilled(self, took_us: tuple[int, ...]) -> None:
-        """A step brought the first token of requests that computed this long."""
-        for time_us in took_us:
+    def came_about(self, effects: Effects, now_us: int) -> None:
+        """What came of a message or of a step's result, now."""
+        if effects.new_tokens:
+            self._new_tokens.observe(effects.new_tokens)
+        for time_us in effects.prefill_us:
             self._prefill_time.observe(time_us / 1e6)
-
-    def completed(self, *, tokens: int) -> None:
-        """A step came back that was the first to compute or sample so many tokens."""
-        if tokens:
-            self._new_tokens.observe(tokens)
-
-    def ended(self, requests: tuple[tuple[int, int], ...]) -> None:
-        """Requests ended by themselves that computed this long, with so many preemptions."""
-        for time_us, preemptions in requests:
+        for time_us, preemptions in effects.ended:
             self._inference_time.observe(time_us / 1e6)
             self._preemptions.observe(preemptions)
-
-    def released(self, release: AbortRelease, now_us: int) -> None:
-        """All pages of an aborted request are back."""
-        self._release_time.observe((now_us - release.aborted_us) / 1e6)
-        self._release_steps.observe(release.steps)
+        for release in effects.releases:
+            self._release_time.observe((now_us - release.aborted_us) / 1e6)
+            self._release_steps.observe(release.steps)

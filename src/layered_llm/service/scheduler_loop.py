@@ -11,12 +11,10 @@ from typing import Final, Never, assert_never
 import attrs
 import trio
 
-from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.scheduler_runtime import (
-    ExecuteStep,
     RuntimeReady,
     RuntimeToScheduler,
     RuntimeWarmingUp,
@@ -38,7 +36,8 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.scheduling.core import Scheduler
-from layered_llm.scheduling.emission import Outgoing
+from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.reports import runtime_report, scheduler_report
 from layered_llm.service.schedule_trace import ScheduleTrace
@@ -101,7 +100,7 @@ class SchedulerLoop:
             nursery.start_soon(self._to_supervisor.run, self._links.supervisor)
             nursery.start_soon(self._beat)
             ready = await self._until_runtime_ready()
-            core = Scheduler(limits=ready.limits, policy=self._policy)
+            core = Scheduler(limits=ready.limits, policy=self._policy, traces=self._trace is not None)
             limits = EngineLimits(context_tokens=ready.limits.context_tokens, vocabulary_size=ready.limits.vocabulary_size)
             nursery.start_soon(self._serve_texts, core)
             nursery.start_soon(self._serve_runtime, core)
@@ -156,9 +155,7 @@ class SchedulerLoop:
                     continue
                 if isinstance(message, Garbled):
                     raise InvariantViolated(f"{peer} sent what is no message: {message.reason}")
-                self._send(core.handle(text, message, _now_us()))
-                self._note_releases(core)
-            self._figures.ended(core.take_ended(_now_us()))
+                self._apply(core.handle(text, message, _now_us()))
             self._advance(core)
 
     def _drop(self, peer: str) -> None:
@@ -180,11 +177,7 @@ class SchedulerLoop:
                         if message.failed_rows and not self._has_warned:
                             self._has_warned = True
                             logger.warning("the model computed NaN or infinity; each request that meets it ends with an error")
-                        self._send(core.complete(message))
-                        self._figures.prefilled(core.prefilled_us(_now_us()))
-                        self._figures.completed(tokens=core.new_tokens)
-                        self._figures.ended(core.take_ended(_now_us()))
-                        self._note_releases(core)
+                        self._apply(core.complete(message, _now_us()))
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
                     case RuntimeReady() | RuntimeWarmingUp():
@@ -196,7 +189,7 @@ class SchedulerLoop:
     async def _expire(self, core: Scheduler) -> None:
         while (next_us := core.next_expiry_us(_now_us())) is not None:
             await trio.sleep_until(next_us / 1e6)
-            self._send(core.expire(_now_us()))
+            self._apply(core.expire(_now_us()))
             self._advance(core)
 
     async def _watch_steps(self) -> Never:
@@ -211,24 +204,21 @@ class SchedulerLoop:
         return self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf
 
     def _advance(self, core: Scheduler) -> None:
-        while isinstance(step := core.plan(_now_us()), ExecuteStep):
-            tokens = sum(unpack_i32(step.counts))
+        while isinstance(step := core.plan(_now_us()), NextStep):
             if not self._allowances_s:
                 self._oldest_began_s = trio.current_time()
-            self._allowances_s.append(STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
-            self._figures.planned(tokens=tokens, waited_us=core.waited_us(_now_us()))
-            if self._trace is not None:
-                self._trace.planned(core.trace(), trio.current_time())
-            self._to_runtime.emit(step)
+            self._allowances_s.append(STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * step.tokens)
+            self._figures.planned(tokens=step.tokens, waited_us=step.waited_us)
+            if self._trace is not None and step.trace is not None:
+                self._trace.planned(step.trace, trio.current_time())
+            self._to_runtime.emit(step.message)
 
-    def _note_releases(self, core: Scheduler) -> None:
-        for release in core.released:
-            self._figures.released(release, _now_us())
-            if self._trace is not None:
+    def _apply(self, effects: Effects) -> None:
+        self._figures.came_about(effects, _now_us())
+        if self._trace is not None:
+            for release in effects.releases:
                 self._trace.released(release, trio.current_time())
-
-    def _send(self, outgoing: tuple[Outgoing, ...]) -> None:
-        for item in outgoing:
+        for item in effects.outgoing:
             outcome = self._links.texts.send_nowait(peer_name(Role.TEXT, item.worker), item.message)
             # One that cannot be reached has died: the supervisor learns of it, and ends this generation for that reason.
             if outcome is SendOutcome.FULL:
