@@ -6,7 +6,7 @@ A script honours `min_tokens` as a sampler does: while fewer tokens than that ar
 ever one that no token has. What it chooses instead is said at each script.
 """
 
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Final, Protocol
 
 import attrs
@@ -40,18 +40,10 @@ class History:
     def output_tokens(self) -> int:
         return self.token_ids.size - self.prompt_tokens
 
-    @property
-    def masks_any(self) -> bool:
-        """Whether there are ids that must not be sampled now."""
-        return self.missing_ids is not None or (self._masks_ends and bool(self.sampling.end_ids))
-
-    @property
-    def _masks_ends(self) -> bool:
-        return self.output_tokens < self.sampling.min_tokens
-
     def is_masked(self, token: int) -> bool:
         """Whether `token` must not be sampled now."""
-        return (self._masks_ends and token in self.sampling.end_ids) or is_missing(token, self.missing_ids)
+        is_early_end = self.output_tokens < self.sampling.min_tokens and token in self.sampling.end_ids
+        return is_early_end or is_missing(token, self.missing_ids)
 
 
 def is_missing(token: int, missing_ids: NDArray[np.int64] | None) -> bool:
@@ -120,13 +112,8 @@ class EchoScript:
 
     def next_token(self, history: History) -> int:
         first, length = history.output_tokens, history.prompt_tokens
-        if not history.masks_any:
-            return int(history.token_ids[first % length])
-        for k in range(first, first + length):
-            token = int(history.token_ids[k % length])
-            if not history.is_masked(token):
-                return token
-        return next(token for token in count() if not history.is_masked(token))
+        prompt = (int(history.token_ids[k % length]) for k in range(first, first + length))
+        return next(token for token in chain(prompt, count()) if not history.is_masked(token))
 
 
 @attrs.frozen(kw_only=True)
@@ -144,9 +131,8 @@ class HashScript:
     def next_token(self, history: History) -> int:
         seed = history.sampling.seed if history.sampling.temperature >= GREEDY_TEMPERATURE else 0
         mixed = _mix(_polynomial(history.token_ids) ^ _mix(seed) ^ _mix(history.choice + 1))
-        offsets = [(mixed + step) % self.id_count for step in range(self.id_count if history.masks_any else 1)]
-        allowed = (offset for offset in offsets if not history.is_masked(self.first_id + offset))
-        return self.first_id + next(allowed, offsets[0])
+        around = (self.first_id + (mixed + step) % self.id_count for step in range(self.id_count))
+        return next((token for token in around if not history.is_masked(token)), self.first_id + mixed % self.id_count)
 
 
 @attrs.frozen(kw_only=True)
