@@ -15,7 +15,6 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     RequestsAborted,
 )
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient, TextConnection
@@ -23,6 +22,7 @@ from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 from layered_llm.transport.outbox import Outbox
+from support.metrics import samples_by_name
 
 API, OTHER_API = ApiId(5), ApiId(6)
 ELSEWHERE = compose_request_id(OTHER_API, 0)

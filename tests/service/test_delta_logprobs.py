@@ -12,7 +12,6 @@ from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32, pack_i64
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import TextEmitted
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.stream import (
     ChoiceDelta,
     LogprobRun,
@@ -25,6 +24,7 @@ from layered_llm.domain.stream import (
 from layered_llm.service import open_requests
 from layered_llm.service.open_requests import OpenRequests
 from support.logprobs import columns_of
+from support.metrics import samples_by_name
 
 END = RequestEnded(usage=Usage(prompt_tokens=1, completion_tokens=5, cached_tokens=0), error=None)
 FIRST, SECOND = (compose_request_id(ApiId(5), counter) for counter in (1, 2))

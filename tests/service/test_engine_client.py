@@ -26,7 +26,6 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     Role,
 )
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.api import freeze_when_ready
@@ -35,6 +34,7 @@ from layered_llm.service.request_stream import RequestStream
 from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import BacklogFull, EngineLost
 from layered_llm.transport.outbox import Outbox
+from support.metrics import samples_by_name
 
 READY = EngineStatus(phase=EnginePhase.READY, generation=1, supervisor_pid=1, detail="ready")
 RESTARTING = EngineStatus(phase=EnginePhase.RESTARTING, generation=1, supervisor_pid=1, detail="restarting: it died")

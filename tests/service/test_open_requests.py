@@ -5,11 +5,11 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import fate_of
 from layered_llm.service.open_requests import OpenRequests, Phase, RequestRecord
+from support.metrics import samples_by_name
 
 FIRST, SECOND = (compose_request_id(ApiId(5), counter) for counter in (1, 2))
 TEXT = TextId(0)

@@ -41,7 +41,6 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import (
     STEP_DEADLINE_PER_TOKEN_S,
@@ -52,6 +51,7 @@ from layered_llm.service.scheduler_loop import (
 )
 from layered_llm.service.settings import Settings
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
+from support.metrics import samples_by_name
 from support.service_ends import ADDRESSES, TEST_S, TEXT_NAME
 
 LIMITS = RuntimeLimits(pages=16, page_size_tokens=4, slots=4, context_tokens=64, vocabulary_size=300)

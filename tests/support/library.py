@@ -7,7 +7,7 @@ from typing import Any, Final
 import trio
 
 from layered_llm import Engine
-from layered_llm.domain.metrics import samples_by_name
+from support.metrics import samples_by_name
 
 PATIENCE_S: Final = 20.0
 

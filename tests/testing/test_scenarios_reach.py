@@ -4,11 +4,11 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.supervision import EngineState
-from layered_llm.domain.metrics import samples_by_name
 from layered_llm.testing import open_inline_engine, run_deterministic
 from layered_llm.testing.playing import Target
 from layered_llm.testing.scenarios import all_scenarios
 from layered_llm.testing.wire_audit import WireAudit
+from support.metrics import samples_by_name
 
 REACHED = {
     "preempted": "preemptions_total",

@@ -130,11 +130,6 @@ def gauges_of(figures: Any) -> tuple[tuple[str, int], ...]:
     return tuple((field.metadata[_GAUGE], getattr(figures, field.name)) for field in fields if _GAUGE in field.metadata)
 
 
-def samples_by_name(metrics: tuple[Measured, ...]) -> dict[str, float]:
-    """Values by their full names, as an exposition has them."""
-    return {f"{PREFIX}{each.metric.name}{sample}": value for each in metrics for sample, value in each.samples}
-
-
 def _samples(value: Histogram | Mapping[Any, float] | float, label: str) -> Samples:
     match value:
         case Histogram():

@@ -7,13 +7,14 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
-from layered_llm.domain.metrics import metrics_of, samples_by_name
+from layered_llm.domain.metrics import metrics_of
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
 from layered_llm.transport.http.listening import Listening, is_loopback_address
 from layered_llm.transport.http.refusals import Refusals
 from support.http_client import COMPLETIONS, Call, Exchange, application, get, post
 from support.http_engine import FakeEngine, accepting
+from support.metrics import samples_by_name
 
 USER, ADMIN = "sk-user", "sk-admin"
 NO_KEYS = ApiKeys()

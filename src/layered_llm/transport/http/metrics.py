@@ -10,13 +10,14 @@ A sum without the part of a process that did not answer would look as if the cou
 of it had happened in between: then no sums are told at all, and whoever reads them sees a gap.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from layered_llm.domain.messages.supervision import EngineState, Role
 from layered_llm.domain.metrics import PREFIX, Measured, Metric
-from layered_llm.transport.http.vllm_metrics import headed, number, vllm_lines
+from layered_llm.transport.http.vllm_metrics import PREFIX as VLLM_PREFIX
+from layered_llm.transport.http.vllm_metrics import vllm_metrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,9 +52,8 @@ def render(
         Measured(_OPEN_REQUESTS, opened),
         *sums,
     )
-    lines = [] if vllm_model_name is None else list(vllm_lines(sums, _scheduler_gauges(state), vllm_model_name, settings))
-    lines += (line for each in shown if each.samples for line in _lines(each))
-    return "".join(f"{line}\n" for line in lines)
+    theirs = () if vllm_model_name is None else vllm_metrics(sums, _scheduler_gauges(state), vllm_model_name, settings)
+    return "".join((*(_lines(VLLM_PREFIX, each) for each in theirs), *(_lines(PREFIX, each) for each in shown)))
 
 
 def _scheduler_gauges(state: EngineState) -> Mapping[str, int]:
@@ -74,6 +74,12 @@ def _summed(state: EngineState) -> list[Measured]:
     ]
 
 
-def _lines(measured: Measured) -> Iterable[str]:
-    metric, name = measured.metric, f"{PREFIX}{measured.metric.name}"
-    return headed(name, metric.kind, metric.help, (f"{name}{sample} {number(value)}" for sample, value in measured.samples))
+def _lines(prefix: str, measured: Measured) -> str:
+    """None of a metric without samples."""
+    metric, name = measured.metric, f"{prefix}{measured.metric.name}"
+    lines = [f"{name}{sample} {_number(value)}\n" for sample, value in measured.samples]
+    return "".join((f"# HELP {name} {metric.help}\n", f"# TYPE {name} {metric.kind}\n", *lines)) if lines else ""
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)

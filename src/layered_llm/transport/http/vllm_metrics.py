@@ -9,7 +9,7 @@ it has given up are kept, since older dashboards ask for them: `gpu_cache_usage_
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from layered_llm.domain.metrics import Measured, Samples
+from layered_llm.domain.metrics import Measured, Metric, Samples
 
 PREFIX: Final = "vllm:"
 _ENGINE: Final = "0"
@@ -60,10 +60,10 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
 """vLLM's names, ours, and what vLLM says of them; their kinds are the same."""
 
 
-def vllm_lines(
+def vllm_metrics(
     sums: Iterable[Measured], gauges: Mapping[str, int], model_name: str, settings: Mapping[str, Any]
-) -> Iterator[str]:
-    """Lines of the exposition.
+) -> Iterator[Measured]:
+    """Under vLLM's names and labels.
 
     Args:
         sums: our own metrics, summed over all processes.
@@ -71,14 +71,12 @@ def vllm_lines(
         settings: the server's, by our names.
     """
     labels = f'model_name="{escaped(model_name)}",engine="{_ENGINE}"'
-    yield from _gauge_lines(gauges, labels)
-    yield from _cache_lines(gauges, settings, labels)
+    if gauges.get("pages_total"):
+        yield from _gauges(gauges, settings, labels)
     ours = {each.metric.name: each for each in sums}
     for name, (source, text) in _NAMES.items():
-        if source in ours and ours[source].samples:
-            yield from headed(
-                f"{PREFIX}{name}", ours[source].metric.kind, text, _relabelled(name, ours[source].samples, labels)
-            )
+        if source in ours:
+            yield Measured(Metric(name, ours[source].metric.kind, text), _relabelled(ours[source].samples, labels))
 
 
 def escaped(value: str) -> str:
@@ -86,51 +84,30 @@ def escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def number(value: float) -> str:
-    """A sample's value as the text format has it."""
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
-def headed(name: str, kind: str, text: str, samples: Iterable[str]) -> Iterator[str]:
-    """The lines of one metric."""
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    yield from samples
-
-
-def _gauge_lines(gauges: Mapping[str, int], labels: str) -> Iterator[str]:
-    if not gauges.get("pages_total"):
-        return
+def _gauges(gauges: Mapping[str, int], settings: Mapping[str, Any], labels: str) -> Iterator[Measured]:
+    """Facts are labels of a gauge that is always 1, as Prometheus has it for what is no number."""
     used = gauges["pages_used"] / gauges["pages_total"]
-    values = {
-        "num_requests_running": (float(gauges["running"]), "Choices that run."),
-        "num_requests_waiting": (float(gauges["waiting"]), "Choices that wait."),
-        "kv_cache_usage_perc": (used, "Part of the KV cache that is in use; 1 is all of it."),
-        "gpu_cache_usage_perc": (used, "The same, by its old name."),
-    }
-    for name, (value, text) in values.items():
-        yield from headed(f"{PREFIX}{name}", "gauge", text, [f"{PREFIX}{name}{{{labels}}} {number(value)}"])
-
-
-def _cache_lines(gauges: Mapping[str, int], settings: Mapping[str, Any], labels: str) -> Iterator[str]:
-    """Facts as labels of a gauge that is always 1, as Prometheus has it for what is no number."""
-    if not gauges.get("pages_total"):
-        return
     facts = {name: settings[ours] for name, ours in _CACHE_FACTS.items() if settings.get(ours) is not None}
     facts |= {"num_gpu_blocks": gauges["pages_total"]}
     told = ",".join((labels, *(f'{name}="{escaped(str(value))}"' for name, value in facts.items())))
-    name = f"{PREFIX}cache_config_info"
-    yield from headed(name, "gauge", "The KV cache as it is.", [f"{name}{{{told}}} 1"])
+    for name, value, text, own in (
+        ("num_requests_running", gauges["running"], "Choices that run.", labels),
+        ("num_requests_waiting", gauges["waiting"], "Choices that wait.", labels),
+        ("kv_cache_usage_perc", used, "Part of the KV cache that is in use; 1 is all of it.", labels),
+        ("gpu_cache_usage_perc", used, "The same, by its old name.", labels),
+        ("cache_config_info", 1, "The KV cache as it is.", told),
+    ):
+        yield Measured(Metric(name, "gauge", text), ((f"{{{own}}}", float(value)),))
 
 
-def _relabelled(name: str, samples: Samples, labels: str) -> Iterator[str]:
+def _relabelled(samples: Samples, labels: str) -> Samples:
     """Where vLLM does not tell two finish reasons apart, the sum of both."""
     merged: dict[str, float] = {}
     for sample, value in samples:
         part, _, own = sample.partition("{")
-        full = f"{PREFIX}{name}{part}{{{','.join(filter(None, (labels, _theirs(own))))}}}"
-        merged[full] = merged.get(full, 0.0) + value
-    return (f"{sample} {number(value)}" for sample, value in merged.items())
+        theirs = f"{part}{{{','.join(filter(None, (labels, _theirs(own))))}}}"
+        merged[theirs] = merged.get(theirs, 0.0) + value
+    return tuple(merged.items())
 
 
 def _theirs(own: str) -> str:
