@@ -14,6 +14,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.runtime.device import HostDevice
+from layered_llm.runtime.slots import SlotLedger
 from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.service.engine_client import EngineClient
@@ -129,6 +130,12 @@ def test_a_device_that_executes_the_later_of_two_steps_first_is_seen(monkeypatch
     monkeypatch.setattr(HostDevice, "collect", lambda self: self._execute(self._submitted.pop()))
 
     assert "a row names a slot that is not open" in broken(run_once())
+
+
+def test_a_ledger_that_does_not_count_what_was_sampled_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotLedger, "sampled", lambda *_: None)
+
+    assert "goes beyond its known tokens" in broken(run_once())
 
 
 def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
