@@ -266,8 +266,11 @@ class Scheduler:
             rows.add(sequence, token, logprobs)
             if sequence.output_tokens == 1:
                 self._first_token(sequence, gathered)
-            if (reason := _finish_reason(sequence, token)) is not FinishReason.RUNNING:
-                self._end(sequence, reason, sequence.output_tokens, gathered)
+            # An end id ends the choice wherever it comes: the runtime masks it until the choice has its minimum of tokens.
+            if token in sequence.end_ids:
+                self._end(sequence, FinishReason.STOP, sequence.output_tokens, gathered)
+            elif sequence.output_tokens == sequence.admit.max_tokens:
+                self._end(sequence, FinishReason.LENGTH, sequence.output_tokens, gathered)
         self._counters.dropped_tokens += dropped
         return len(planned.sampled) - dropped
 
@@ -328,10 +331,3 @@ def _failures(planned: PlannedStep, result: StepCompleted) -> Mapping[Sequence, 
     if not 0 <= min(rows) <= max(rows) < len(planned.rows):
         raise InvariantViolated(f"step {result.step} has {len(planned.rows)} rows, {rows.tolist()} failed")
     return {planned.rows[row]: FinishReason(code) for row, code in zip(rows, unpack_i8(result.failures), strict=True)}
-
-
-def _finish_reason(sequence: Sequence, token: int) -> FinishReason:
-    """An end id ends the choice wherever it comes: the runtime masks it until the choice has its minimum of tokens."""
-    if token in sequence.end_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if sequence.output_tokens == sequence.admit.max_tokens else FinishReason.RUNNING

@@ -44,34 +44,35 @@ class Effects:
 class TokenRows:
     """Rows of one TokensEmitted."""
 
-    _requests: list[RequestId] = attrs.field(init=False, factory=list)
-    _choices: list[int] = attrs.field(init=False, factory=list)
+    _sequences: list[Sequence] = attrs.field(init=False, factory=list)
     _positions: list[int] = attrs.field(init=False, factory=list)
     _token_ids: list[int] = attrs.field(init=False, factory=list)
-    _cached_tokens: list[int] = attrs.field(init=False, factory=list)
     _logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
-    _prompts: list[LogprobColumns | None] = attrs.field(init=False, factory=list)
 
     def add(self, sequence: Sequence, token: int, logprobs: LogprobEntries) -> None:
-        """`token` stands at the end of the output of `sequence`."""
-        self._requests.append(sequence.admit.request)
-        self._choices.append(sequence.choice)
+        """`token` is the last one of the output of `sequence`."""
+        self._sequences.append(sequence)
         self._positions.append(sequence.output_tokens - 1)
         self._token_ids.append(token)
         self._logprobs.append(logprobs)
-        self._prompts.append(sequence.take_prompt_logprobs() if sequence.prompt_logprobs else None)
-        self._cached_tokens.append((sequence.cached_tokens or 0) if sequence.output_tokens == 1 else -1)
 
     def message(self, step: StepId) -> TokensEmitted:
         return TokensEmitted(
             step=step,
-            requests=pack_i64(self._requests),
-            choices=pack_i32(self._choices),
+            requests=pack_i64([one.admit.request for one in self._sequences]),
+            choices=pack_i32([one.choice for one in self._sequences]),
             positions=pack_i32(self._positions),
             token_ids=pack_i32(self._token_ids),
-            cached_tokens=pack_i32(self._cached_tokens),
+            cached_tokens=pack_i32(
+                [
+                    -1 if position else one.cached_tokens or 0
+                    for one, position in zip(self._sequences, self._positions, strict=True)
+                ]
+            ),
             logprobs=LogprobColumns.of(self._logprobs),
-            prompt_logprobs=PromptLogprobs.of(self._prompts),
+            prompt_logprobs=PromptLogprobs.of(
+                [one.take_prompt_logprobs() if one.prompt_logprobs else None for one in self._sequences]
+            ),
         )
 
 

@@ -147,8 +147,22 @@ class PlannedStep:
         self._page_offsets.append(offset)
         self._page_ids.extend(pages)
 
-    def add_row(self, slot: SlotId, sequence: Sequence, count: int) -> None:
-        """The next `count` tokens of a choice; a token is sampled behind the row unless it ends within the prefill."""
+    def add_decodes(self, slots: list[SlotId], sequences: list[Sequence]) -> None:
+        """The next token of each choice, after which one is sampled. Comes before all chunks."""
+        self.decode_rows = len(sequences)
+        self.rows += sequences
+        self.sampled += sequences
+        self.slots += slots
+        self.starts += [one.planned_tokens for one in sequences]
+        ones = [1] * len(sequences)
+        self.counts += ones
+        self._samples += ones
+        for one in sequences:
+            one.planned_tokens += 1
+            one.last_step = self.step
+
+    def add_chunk(self, slot: SlotId, sequence: Sequence, count: int) -> None:
+        """The next `count` tokens of a choice; a token is sampled after the last chunk of its prefill."""
         start = sequence.planned_tokens
         end = start + count
         sequence.planned_tokens = end
@@ -157,7 +171,7 @@ class PlannedStep:
         self.counts.append(count)
         self.slots.append(slot)
         self.starts.append(start)
-        samples = end >= sequence.prefill_tokens
+        samples = end == sequence.prefill_tokens
         self._samples.append(samples)
         if samples:
             self.sampled.append(sequence)

@@ -24,8 +24,10 @@ from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.pools import NO_STEP, PoolCensus, QuarantinePool
 from layered_llm.scheduling.sequences import Phase, Sequence
 
-Work = tuple[Sequence, int]
-"""A choice and how many of its tokens are to be computed."""
+Chunk = tuple[Sequence, int]
+"""A choice and how many tokens of its prefill are to be computed."""
+Work = tuple[list[Sequence], list[Chunk]]
+"""What a step computes: choices that decode a token each, and chunks."""
 
 
 class RunningChoices:
@@ -124,15 +126,14 @@ class RunningChoices:
     def plan(self, step: StepId) -> PlannedStep:
         """Empty when nothing is to be run; its retired slots are to be sent, its preempted choices to be queued even then."""
         planned = PlannedStep(step)
-        work = self._work_with_pages(planned)
-        if work or self._retired:
+        decodes, chunks = self._work_with_pages(planned)
+        if decodes or chunks or self._retired:
             self._plan_replacements(planned)
-        decoding = [sequence for sequence, _ in work if sequence.phase is Phase.DECODING]
-        planned.decode_rows = len(decoding)
-        if len(decoding) < len(self._decoding):
-            self._give_up_turn(decoding)
-        for sequence, count in work:
-            self._plan_row(planned, sequence, count)
+        if len(decodes) < len(self._decoding):
+            self._give_up_turn(decodes)
+        self._plan_decodes(planned, decodes)
+        for sequence, count in chunks:
+            self._plan_chunk(planned, sequence, count)
         planned.retired, self._retired = self._retired, []
         self._open_slots += len(planned.opened) - len(planned.retired)
         planned.open_slots = self._open_slots
@@ -177,16 +178,16 @@ class RunningChoices:
             self._replaced.setdefault(slot, []).append((first, prefix.pages[: len(duplicates)]))
             self.pages.give_back(duplicates, sequence.last_step)
 
-    def _work_with_pages(self, planned: PlannedStep) -> list[Work]:
+    def _work_with_pages(self, planned: PlannedStep) -> Work:
         """What to compute next. Whoever cannot have its pages now leaves its share of the budget to others."""
         standing: set[Sequence] = set()
         work = self._work(standing)
-        while sum(map(self._missing_pages, work)) > self.pages.available:
+        while self._missing_pages(*work) > self.pages.available:
             standing |= self._make_room(planned, work)
             work = self._work(standing)
         return work
 
-    def _work(self, standing: Container[Sequence]) -> list[Work]:
+    def _work(self, standing: Container[Sequence]) -> Work:
         prompts = [one for one in self._prefilling.values() if one.worker.has_credit and one not in standing]
         prompts.sort(key=arrival)
         decodes = [
@@ -195,9 +196,9 @@ class RunningChoices:
             if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in standing
         ]
         limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts))
-        turn: list[Work] = [(one, 1) for one in decodes[:limit]]
-        chunks = self._chunks(prompts, len(turn))
-        return [*turn, *((one, count) for one, count in zip(prompts, chunks, strict=True) if count)]
+        del decodes[limit:]
+        chunks = zip(prompts, self._chunks(prompts, len(decodes)), strict=True)
+        return decodes, [chunk for chunk in chunks if chunk[1]]
 
     def _chunks(self, prompts: list[Sequence], decode_rows: int) -> list[int]:
         """Tokens that each of `prompts` computes in the next step."""
@@ -217,19 +218,21 @@ class RunningChoices:
             if (slot := sequence.slot) is not None:
                 self._decoding[slot] = self._decoding.pop(slot)
 
-    def _missing_pages(self, work: Work) -> int:
-        sequence, count = work
-        return self.pages.pages_for(sequence.planned_tokens + count) - len(sequence.pages)
+    def _missing_pages(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> int:
+        size = self.pages.page_size_tokens
+        full = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
+        return full + sum(self.pages.pages_for(one.planned_tokens + count) - len(one.pages) for one, count in chunks)
 
-    def _make_room(self, planned: PlannedStep, work: list[Work]) -> set[Sequence]:
+    def _make_room(self, planned: PlannedStep, work: Work) -> set[Sequence]:
         """Gets pages for the work, oldest first, at the cost of the youngest; says who has to stand still for want of them.
 
         Behind one that stands still `spare` is below zero: a page that somebody younger took would have to be taken back.
         """
         standing: set[Sequence] = set()
         spare = self.pages.available
-        for item in sorted(work, key=lambda item: item[0].arrival):
-            sequence, missing = item[0], self._missing_pages(item)
+        decodes, chunks = work
+        for sequence, count in sorted([*((one, 1) for one in decodes), *chunks], key=lambda item: item[0].arrival):
+            missing = self._missing_pages((), ((sequence, count),))
             if sequence.slot is None or not missing:
                 continue
             if not standing:
@@ -273,20 +276,31 @@ class RunningChoices:
                 planned.set_pages(slot, offset, pages)
         self._replaced = {}
 
-    def _plan_row(self, planned: PlannedStep, sequence: Sequence, count: int) -> None:
+    def _plan_decodes(self, planned: PlannedStep, decodes: list[Sequence]) -> None:
+        """All of them at once, as nearly every row of a step is one of them."""
+        slots = [one.slot for one in decodes if one.slot is not None]
+        if len(slots) < len(decodes):
+            raise InvariantViolated(f"{len(decodes)} choices are to decode, {len(slots)} of them have a slot")
+        size = self.pages.page_size_tokens
+        for sequence, slot in zip(decodes, slots, strict=True):
+            if sequence.planned_tokens >= len(sequence.pages) * size:
+                page = self.pages.take(1)
+                planned.set_pages(slot, len(sequence.pages), page)
+                sequence.pages += page
+        planned.add_decodes(slots, decodes)
+
+    def _plan_chunk(self, planned: PlannedStep, sequence: Sequence, count: int) -> None:
         slot = sequence.slot
         if slot is None:
             raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} is planned without a slot")
         known_pages = len(sequence.pages)
-        missing = self._missing_pages((sequence, count))
-        if missing:
-            sequence.pages += self.pages.take(missing)
+        sequence.pages += self.pages.take(self._missing_pages((), ((sequence, count),)))
         if sequence.last_step == NO_STEP:
             known_pages = 0
             planned.open(slot, sequence)
         if known_pages < len(sequence.pages):
             planned.set_pages(slot, known_pages, sequence.pages[known_pages:])
-        planned.add_row(slot, sequence, count)
-        if sequence.phase is Phase.PREFILLING and sequence.planned_tokens == sequence.prefill_tokens:
+        planned.add_chunk(slot, sequence, count)
+        if sequence.planned_tokens == sequence.prefill_tokens:
             sequence.phase = Phase.DECODING
             self._decoding[slot] = self._prefilling.pop(slot)
