@@ -19,9 +19,9 @@ from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.peers import STATE_TIMEOUT_S
 from support.metrics import samples_by_name
 
 API, OTHER_API = ApiId(5), ApiId(6)

@@ -31,9 +31,9 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.api import freeze_when_ready
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import BacklogFull, EngineLost
 from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.peers import STATE_TIMEOUT_S
 from support.metrics import samples_by_name
 
 READY = EngineStatus(phase=EnginePhase.READY, generation=1, supervisor_pid=1, detail="ready")

@@ -27,10 +27,10 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.service.supervision import api_peer_name
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.peers import api_peer_name
 from layered_llm.transport.ports import SendOutcome
 from support.service_ends import TEST_S
 

@@ -11,10 +11,11 @@ from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import ApiGoodbye, ApiHello, EngineToSupervisor, ProcessReady, Role
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.settings import Settings
-from layered_llm.service.supervision import Supervision, api_peer_name, peer_name
+from layered_llm.service.supervision import Supervision
 from layered_llm.service.supervisor_loop import STOP_S, Supervisor
 from layered_llm.testing.memory_links import MemoryLinks
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.peers import api_peer_name, peer_name
 from support.service_ends import TEST_S
 
 API = ApiId(5)

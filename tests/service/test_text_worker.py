@@ -22,12 +22,12 @@ from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, 
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_peer_name
 from layered_llm.service.text_worker import HUGE_WORK_CHARS
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.core import Outcome, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, api_peer_name
 from support.service_ends import ADDRESSES, LIMITS, TextEnds, finished, submit, text_ends, tokens
 
 API, OTHER = ApiId(1), ApiId(2)

@@ -35,11 +35,12 @@ from layered_llm.service.schedule_trace import TraceFileError
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
 from layered_llm.service.settings import Settings
-from layered_llm.service.supervision import Supervision, api_peer_name
+from layered_llm.service.supervision import Supervision
 from layered_llm.service.supervisor_loop import ApiLink, Supervisor, find_checkpoint
 from layered_llm.service.text import read_files, work_text
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.peers import api_peer_name
 from layered_llm.transport.ports import LinkClosed
 from layered_llm.transport.zmq_socket import MessageContext, open_context
 

@@ -53,9 +53,9 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import EndedRequest, EndedRequests, is_meant
 from layered_llm.service.open_requests import OpenRequests, RequestRecord
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.service.supervision import STATE_TIMEOUT_S
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.peers import STATE_TIMEOUT_S
 
 SLOTS_OF_A_REQUEST: Final = 2
 """What opens it, and its Abort."""

@@ -32,9 +32,9 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
 from layered_llm.service.link_ends import Links
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
-from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, STALL_S, api_peer_name
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, STALL_S, api_peer_name
 from layered_llm.transport.ports import MessageLink
 
 LAST_ABORTS_S: Final = 1.0

@@ -25,9 +25,9 @@ from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings
 from layered_llm.service.settings_fields import printable
-from layered_llm.service.supervision import RESTART_WINDOW_S, api_peer_name
 from layered_llm.service.supervisor_process import SupervisorAhead, start_supervisor
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.peers import RESTART_WINDOW_S, api_peer_name
 from layered_llm.transport.zmq_socket import open_context
 
 MAX_SUPERVISORS: Final = 3

@@ -16,7 +16,7 @@ from layered_llm.service.engine_process import engine_command
 from layered_llm.service.processes import is_stopped, start_child
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import child_environment
-from layered_llm.service.supervision import peer_name
+from layered_llm.transport.peers import peer_name
 
 
 class Launcher(Protocol):

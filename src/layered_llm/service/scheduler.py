@@ -19,9 +19,9 @@ from layered_llm.service.schedule_trace import TraceFileError, open_trace
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
-from layered_llm.service.supervision import peer_name
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
+from layered_llm.transport.peers import peer_name
 from layered_llm.transport.zmq_socket import open_context
 
 _ORDERS: Final = MappingProxyType(

@@ -42,8 +42,8 @@ from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.reports import runtime_report, scheduler_report
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
-from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 

@@ -5,7 +5,6 @@ Must not know: processes, sockets, clocks (time comes in as an argument), reques
 Peers are named as on the links: `api-3f2a`, `text-0`, `scheduler-0`. Every method returns the messages to send.
 """
 
-import string
 from collections.abc import Iterable
 from typing import Final, assert_never
 
@@ -40,16 +39,10 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
 from layered_llm.service.abort_routing import AbortRouting, Answer, Order
 from layered_llm.service.settings_fields import printable
+from layered_llm.transport.peers import RESTART_WINDOW_S, STATE_TIMEOUT_S, api_of_peer, api_peer_name, peer_name
 from layered_llm.transport.ports import Garbled
 
-STATE_TIMEOUT_S: Final = 2.0
-HEARTBEAT_INTERVAL_S: Final = 1.0
-STALL_S: Final = 10.0
-"""A process that says nothing for so long is told of as stalled: `/health` is 503 until it speaks again."""
-SILENCE_S: Final = 30.0
-"""A process that says nothing for so long hangs, and is treated as dead."""
 MAX_RESTARTS: Final = 3
-RESTART_WINDOW_S: Final = 600.0
 
 Outgoing = tuple[str, SupervisorToApi | SupervisorToEngine]
 
@@ -315,20 +308,3 @@ class Supervision:
             limits=self._limits if is_ready else None,
             stalled=self._stalled,
         )
-
-
-def peer_name(role: Role, index: int) -> str:
-    """The name of an engine process on every link."""
-    return f"{role.value}-{index}"
-
-
-def api_peer_name(api: ApiId) -> str:
-    """The name of an API process on every link."""
-    return f"{Role.API.value}-{api:x}"
-
-
-def api_of_peer(peer: str) -> ApiId | None:
-    """The API process behind a name that `api_peer_name` made, None for any other name."""
-    prefix, _, number = peer.partition("-")
-    is_ours = prefix == Role.API.value and number and set(number) <= set(string.hexdigits)
-    return ApiId(int(number, 16)) if is_ours else None

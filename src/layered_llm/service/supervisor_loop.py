@@ -44,15 +44,10 @@ from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import Settings
-from layered_llm.service.supervision import (
-    HEARTBEAT_INTERVAL_S,
-    SILENCE_S,
-    STALL_S,
-    Outgoing,
-    Supervision,
-)
+from layered_llm.service.supervision import Outgoing, Supervision
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, SILENCE_S, STALL_S
 from layered_llm.transport.ports import Garbled, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 from layered_llm.transport.zmq_socket import open_context

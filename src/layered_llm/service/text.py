@@ -19,13 +19,13 @@ from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.processes import give_back_memory
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.settings_fields import user_path
-from layered_llm.service.supervision import peer_name
 from layered_llm.service.template_renderer import open_renderer
 from layered_llm.service.text_worker import TextHelpers, TextLinks, TextWorker, prepare_in_thread
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
+from layered_llm.transport.peers import peer_name
 from layered_llm.transport.zmq_socket import open_context
 
 

@@ -37,11 +37,11 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.service.fair_places import FairPlaces, Place
 from layered_llm.service.reports import text_report
-from layered_llm.service.supervision import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.service.template_renderer import Renderer
 from layered_llm.text.core import Outcome, Outgoing, TextCore, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
 from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 

@@ -29,7 +29,6 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
-from layered_llm.service.supervision import api_peer_name
 from layered_llm.service.template_renderer import RendersHere
 from layered_llm.service.text import serve_text
 from layered_llm.service.text_worker import TextHelpers
@@ -37,6 +36,7 @@ from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outcome, Work
+from layered_llm.transport.peers import api_peer_name
 from layered_llm.transport.ports import MessageSink
 
 DEATH_UNNOTICED_S: Final = 0.05
