@@ -6,12 +6,12 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.prompts import ChatMessage
+from layered_llm.domain.messages.supervision import is_quiescent
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece
 from layered_llm.service.chat.embedded_backend import EmbeddedBackend, open_embedded_backend
 from layered_llm.service.chat.remote_backend import open_remote_backend
 from layered_llm.service.settings import Settings
-from layered_llm.transport.http.debug_state import is_quiescent
 from support.byte_checkpoint import write_byte_checkpoint
 from support.client_fakes import DONE, chat_chunk, event, http_server, send_head, send_json, send_piece, usage_chunk
 

@@ -6,9 +6,8 @@ Must not know: how the faults came about.
 from collections.abc import Iterator
 from typing import Final
 
-from layered_llm.domain.messages.supervision import EngineState, Role
+from layered_llm.domain.messages.supervision import EngineState, Role, is_quiescent
 from layered_llm.domain.metrics import ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST, Metric
-from layered_llm.transport.http.debug_state import is_quiescent
 
 _COMPARED: Final = (ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST)
 

@@ -16,6 +16,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.supervision import is_quiescent
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
 from layered_llm.service.engine_client import EngineClient
@@ -25,7 +26,6 @@ from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine
 from layered_llm.testing.observed_engine import Asked, ObservedEngine, Tokens, emissions_owed, emissions_waiting
 from layered_llm.testing.wire_audit import WireAudit
-from layered_llm.transport.http.debug_state import is_quiescent
 from layered_llm.transport.http.engine_port import Engine, EngineLost
 
 REST_S: Final = 60.0

@@ -11,9 +11,8 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.messages.supervision import EngineState, Role
+from layered_llm.domain.messages.supervision import EngineState, Role, is_quiescent
 from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, Usage
-from layered_llm.transport.http.debug_state import is_quiescent
 
 FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
 

@@ -5,10 +5,9 @@ Must not know: HTTP, how reports were gathered.
 `quiescent` is the whole promise on one line: nothing is open, nothing is left of what was, and every page is back.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
+from layered_llm.domain.messages.supervision import EngineState, Role, is_quiescent
 
 
 def debug_state(state: EngineState) -> dict[str, Any]:
@@ -24,47 +23,6 @@ def debug_state(state: EngineState) -> dict[str, Any]:
         "violations": [f"{report.role.value} {report.index}: {text}" for report in state.reports for text in report.violations],
         "quiescent": is_quiescent(state),
     }
-
-
-def is_quiescent(state: EngineState) -> bool:
-    """Whether every process answered, holds nothing of any request, no abort is on its way, and every page is free or cached.
-
-    A request that its API process has left is in nobody's hands while it and its abort are on their way: that the receiver has
-    taken as many aborts as were sent tells that none is.
-    """
-    schedulers = [report for report in state.reports if report.role is Role.SCHEDULER]
-    return (
-        not state.silent
-        and len(schedulers) == 1
-        and _pages_are_back(dict(schedulers[0].gauges))
-        and all(_is_idle(report) for report in state.reports)
-        and not _aborts_on_their_way(state)
-    )
-
-
-def _aborts_on_their_way(state: EngineState) -> bool:
-    taken = {
-        (report.role, report.index, tally.peer, tally.index): tally.aborts
-        for report in state.reports
-        for tally in report.aborts_taken
-    }
-    return any(
-        taken.get((tally.peer, tally.index, report.role, report.index), 0) != tally.aborts
-        for report in state.reports
-        for tally in report.aborts_sent
-    )
-
-
-def _is_idle(report: StateReport) -> bool:
-    return not report.open_requests and not report.violations and not any(size for _, size in report.maps)
-
-
-def _pages_are_back(gauges: Mapping[str, int]) -> bool:
-    names = ("running", "waiting", "pages_free", "pages_cached", "pages_total")
-    if not all(name in gauges for name in names):
-        return False
-    running, waiting, free, cached, total = (gauges[name] for name in names)
-    return running == 0 and waiting == 0 and free + cached == total
 
 
 def _processes(state: EngineState, role: Role) -> list[dict[str, Any]]:
