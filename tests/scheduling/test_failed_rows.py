@@ -156,3 +156,13 @@ def test_a_failed_row_that_the_step_has_not_is_our_own_fault() -> None:
 
     with pytest.raises(InvariantViolated, match="has 1 rows"):
         rig.scheduler.complete(result)
+
+
+def test_only_the_first_failure_is_said_to_be_the_first() -> None:
+    rig = Rig(policy=policy(running=1), script=lambda *_place: FAILS)
+    for request in (1, 2):
+        rig.admit(admit(request))
+
+    rig.run()
+
+    assert [True, False] == [effects.is_first_failure for effects in rig.completed if effects.outgoing]

@@ -43,13 +43,12 @@ from layered_llm.domain.messages.text_scheduler import (
 )
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.scheduler_loop import (
-    STEP_DEADLINE_PER_TOKEN_S,
-    STEP_DEADLINE_S,
     WARM_UP_SILENCE_S,
     RuntimeFailed,
     StepOverdue,
 )
 from layered_llm.service.settings import Settings
+from layered_llm.service.step_deadlines import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from support.metrics import samples_by_name
 from support.service_ends import ADDRESSES, TEST_S, TEXT_NAME

@@ -64,6 +64,8 @@ class Scheduler:
         self._queue_deadlines = QueueDeadlines(policy.max_queue_us)
         self._releases = AbortReleases()
         self._counters = Counters()
+        self._has_failed = False
+        """Whether a row ever failed."""
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> Effects:
         """`now_us` is the time of arrival, which measurements of queue time and of an abort begin with.
@@ -121,13 +123,14 @@ class Scheduler:
         """
         gathered = Gathered(now_us)
         planned, failed = self._acknowledge(result)
+        gathered.is_first_failure = bool(failed) and not self._has_failed
         for sequence, reason in failed.items():
+            self._has_failed = True
             self._fail(sequence, reason, gathered)
         planned.keep_prompt_logprobs(result.prompt_logprobs)
-        new_tokens = self._take_tokens(planned, result, gathered)
-        if planned.decode_rows < len(planned.rows):
-            new_tokens += planned.count_computed()
-        return gathered.effects(planned.step, releases=self._releases.acknowledge(planned.step), new_tokens=new_tokens)
+        gathered.new_tokens = self._take_tokens(planned, result, gathered) + planned.count_computed()
+        gathered.releases = self._releases.acknowledge(planned.step)
+        return gathered.effects(planned.step)
 
     def flush_cache(self) -> int:
         """Forgets every prefix that no running choice uses; how many pages that freed."""
@@ -201,7 +204,8 @@ class Scheduler:
         last_step = max(sequence.last_step for sequence in request.sequences)
         gathered = Gathered(now_us)
         self._end_all(request, FinishReason.ABORT, gathered)
-        return gathered.effects(NO_STEP, releases=self._releases.aborted(message.request, last_step, now_us))
+        gathered.releases = self._releases.aborted(message.request, last_step, now_us)
+        return gathered.effects(NO_STEP)
 
     def _stop(self, worker: TextId, message: StopChoice, now_us: int) -> Effects:
         request = self._open.find(worker, message.request)

@@ -38,6 +38,8 @@ class Effects:
 
     Each token of a request is new once, but for those of its prompt that were found in the cache.
     """
+    is_first_failure: bool = False
+    """The first step of which a row failed is back."""
 
 
 @attrs.define(eq=False)
@@ -109,12 +111,15 @@ class Gathered:
     finished: dict[TextWorker, FinishedRows] = attrs.field(init=False, factory=dict)
     prefill_us: list[int] = attrs.field(init=False, factory=list)
     ended: list[tuple[int, int]] = attrs.field(init=False, factory=list)
+    releases: tuple[AbortRelease, ...] = ()
+    new_tokens: int = 0
+    is_first_failure: bool = False
 
     def finish(self, sequence: Sequence, reason: FinishReason, output_tokens: int) -> None:
         """A choice ends with so many tokens."""
         self.finished.setdefault(sequence.worker, FinishedRows()).add(sequence, reason, output_tokens)
 
-    def effects(self, step: StepId, *, releases: tuple[AbortRelease, ...] = (), new_tokens: int = 0) -> Effects:
+    def effects(self, step: StepId) -> Effects:
         """Each worker gets its tokens, which count against its credit, then which choices ended with `step`."""
         outgoing: list[Outgoing] = []
         for worker in self.tokens | self.finished if self.finished else self.tokens:
@@ -125,8 +130,9 @@ class Gathered:
                 outgoing.append(Outgoing(worker.worker, self.finished[worker].message()))
         return Effects(
             outgoing=tuple(outgoing),
-            releases=releases,
+            releases=self.releases,
             prefill_us=tuple(self.prefill_us),
             ended=tuple(self.ended),
-            new_tokens=new_tokens,
+            new_tokens=self.new_tokens,
+            is_first_failure=self.is_first_failure,
         )

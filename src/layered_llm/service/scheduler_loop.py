@@ -1,10 +1,9 @@
-"""The loop around the scheduler core: moves messages between text workers, runtime and supervisor, and watches the step.
+"""The loop around the scheduler core: moves messages between text workers, runtime and supervisor.
 
 Must not know: what a message means, processes, sockets.
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Final, Never, assert_never
 
@@ -30,7 +29,6 @@ from layered_llm.domain.messages.supervision import (
     ProcessReady,
     Role,
     StateQuery,
-    StateReport,
     Stop,
     SupervisorToEngine,
 )
@@ -42,14 +40,12 @@ from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.reports import runtime_report, scheduler_report
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
+from layered_llm.service.step_deadlines import StepDeadlines
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 
-STEP_DEADLINE_S: Final = 60.0
-STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
-"""Far above what any device takes: a step that is not back by then never comes back."""
 WARM_UP_SILENCE_S: Final = 600.0
 """Above what any part of a runtime's opening takes: a matrix that is read from a slow disk, a kernel that is compiled."""
 
@@ -86,12 +82,8 @@ class SchedulerLoop:
     _trace: ScheduleTrace | None
     _texts: Mapping[str, TextId]
     """The text workers by their names on the link: any process of the same user can connect to it."""
-    _allowances_s: list[float] = attrs.field(factory=list)
-    """How long each step in flight may take, oldest first."""
-    _oldest_began_s: float = 0.0
-    """Since when the runtime has had nothing to do before the oldest of them."""
+    _deadlines: StepDeadlines = attrs.field(factory=StepDeadlines)
     _open_slots: int = 0
-    _has_warned: bool = False
     _warnings_of_strangers: SparseLog = attrs.field(factory=SparseLog)
 
     async def run(self) -> None:
@@ -141,10 +133,8 @@ class SchedulerLoop:
 
     def _report(self, core: Scheduler, ready: RuntimeReady, query: int) -> None:
         self._to_supervisor.emit(runtime_report(self._open_slots, query=query, rank=0, pid=ready.pid))
-        self._to_supervisor.emit(self._own_report(core, query))
-
-    def _own_report(self, core: Scheduler, query: int) -> StateReport:
-        return scheduler_report(core.statistics(), self._figures, core.check(), query=query, pid=self._pid)
+        report = scheduler_report(core.statistics(), self._figures, core.check(), query=query, pid=self._pid)
+        self._to_supervisor.emit(report)
 
     async def _serve_texts(self, core: Scheduler) -> None:
         while True:
@@ -169,14 +159,10 @@ class SchedulerLoop:
             for message in await self._links.runtime.receive():
                 match message:
                     case StepCompleted():
-                        self._allowances_s.pop(0)
-                        self._oldest_began_s = trio.current_time()
+                        self._deadlines.answered(trio.current_time())
                         self._open_slots = message.open_slots
                         if self._trace is not None:
                             self._trace.completed(message, trio.current_time())
-                        if message.failed_rows and not self._has_warned:
-                            self._has_warned = True
-                            logger.warning("the model computed NaN or infinity; each request that meets it ends with an error")
                         self._apply(core.complete(message, _now_us()))
                     case StepFailed():
                         raise RuntimeFailed(f"step {message.step}: {message.message}")
@@ -193,27 +179,22 @@ class SchedulerLoop:
             self._advance(core)
 
     async def _watch_steps(self) -> Never:
-        """Wakes so often that no step which was sent meanwhile can be overdue before."""
         while True:
-            overdue_s = self._overdue_s()
-            if trio.current_time() >= overdue_s:
+            if self._deadlines.is_overdue(trio.current_time()):
                 raise StepOverdue("the runtime did not answer a step in time")
-            await trio.sleep_until(min(overdue_s, trio.current_time() + STEP_DEADLINE_S))
-
-    def _overdue_s(self) -> float:
-        return self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf
+            await trio.sleep_until(self._deadlines.next_look_s(trio.current_time()))
 
     def _advance(self, core: Scheduler) -> None:
         while isinstance(step := core.plan(_now_us()), NextStep):
-            if not self._allowances_s:
-                self._oldest_began_s = trio.current_time()
-            self._allowances_s.append(STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * step.tokens)
+            self._deadlines.sent(step.tokens, trio.current_time())
             self._figures.planned(tokens=step.tokens, waited_us=step.waited_us)
             if self._trace is not None and step.trace is not None:
                 self._trace.planned(step.trace, trio.current_time())
             self._to_runtime.emit(step.message)
 
     def _apply(self, effects: Effects) -> None:
+        if effects.is_first_failure:
+            logger.warning("the model computed NaN or infinity; each request that meets it ends with an error")
         self._figures.came_about(effects, _now_us())
         if self._trace is not None:
             for release in effects.releases:
