@@ -35,9 +35,12 @@ def rows(code: str, column: bytes) -> int:
 
 def same_rows(**columns: tuple[str, bytes]) -> None:
     """Raises ValueError unless all named columns, each given as (code, column), have the same number of rows."""
-    counts = {name: rows(code, column) for name, (code, column) in columns.items()}
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"columns of unequal length: {counts}")
+    counts = set()
+    for code, column in columns.values():
+        counts.add(len(column) // _ITEM_BYTES[code])
+    if len(counts) > 1:
+        lengths = {name: rows(code, column) for name, (code, column) in columns.items()}
+        raise ValueError(f"columns of unequal length: {lengths}")
 
 
 def pack_i8(values: Iterable[int]) -> bytes:
@@ -61,24 +64,16 @@ def pack_f32(values: Iterable[float]) -> bytes:
 
 
 def unpack_i8(column: bytes) -> "array[int]":
-    return _unpack("b", column)
+    return array("b", column)
 
 
 def unpack_i32(column: bytes) -> "array[int]":
-    return _unpack("i", column)
+    return array("i", column)
 
 
 def unpack_i64(column: bytes) -> "array[int]":
-    return _unpack("q", column)
+    return array("q", column)
 
 
 def unpack_f32(column: bytes) -> "array[float]":
-    values = array("f")
-    values.frombytes(column)
-    return values
-
-
-def _unpack(code: str, column: bytes) -> "array[int]":
-    values: array[int] = array(code)
-    values.frombytes(column)
-    return values
+    return array("f", column)

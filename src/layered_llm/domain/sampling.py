@@ -147,7 +147,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not default:
                 check(name, value)
-        _check_biases(self.logit_bias)
+        if self.logit_bias:
+            _check_biases(self.logit_bias)
         _check_together(self)
 
     @property

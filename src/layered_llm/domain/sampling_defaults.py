@@ -32,10 +32,13 @@ class SamplingDefaults:
 
     def applied(self, params: SamplingParams) -> SamplingParams:
         """`params` with nothing left open but the length of an output that nobody limits."""
-        names = [name for name in _MODEL_DECIDES if getattr(params, name) is None]
-        given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        limits = [limit for limit in (params.max_tokens, self.max_tokens) if limit is not None]
-        max_tokens = min(limits, default=None)
+        given: dict[str, Any] = {}
+        for name in _MODEL_DECIDES:
+            if getattr(params, name) is None:
+                given[name] = getattr(self, name)
+        max_tokens = params.max_tokens
+        if max_tokens is None or (self.max_tokens is not None and self.max_tokens < max_tokens):
+            max_tokens = self.max_tokens
         least_tokens = params.min_tokens if max_tokens is None else min(params.min_tokens, max_tokens)
         return attrs.evolve(params, **given, max_tokens=max_tokens, min_tokens=least_tokens)
 

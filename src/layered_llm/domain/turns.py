@@ -11,6 +11,7 @@ Work that is divided into portions enters again with each.
 Invariant: with no turn waiting or under way there is no tenant.
 """
 
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import attrs
@@ -78,7 +79,7 @@ class Turns(Generic[ItemT]):
         """The turn that comes now, under way from here on, or None where none waits."""
         if not self._asking:
             return None
-        entry = min(self._asking.values(), key=lambda tenant: tenant.served)
+        entry = min(self._asking.values(), key=attrgetter("served"))
         turn = next(iter(entry.waiting))
         self._stop_waiting(turn, entry)
         turn.is_given = True

@@ -69,7 +69,7 @@ class ChatTemplate:
         if rendering.continue_final_message and not (messages and messages[-1].content):
             return TemplateFailed(message="the last message has no content that could be continued")
         try:
-            turns = [self._turn(message) for message in messages]
+            turns = list(map(self._turn, messages))
             if rendering.continue_final_message:
                 turns[-1]["content"] += _END_MARK
             asked = json.loads(rendering.variables or "{}")

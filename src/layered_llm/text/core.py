@@ -9,6 +9,8 @@ each of its choices, any other at once; nothing is told about a request whose AP
 
 from typing import Final, assert_never
 
+import attrs
+
 from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
@@ -39,7 +41,7 @@ from layered_llm.domain.messages.text_scheduler import (
 )
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.emission import Outgoing, TextTables
-from layered_llm.text.open_request import OpenChoice, OpenRequest, start_choices
+from layered_llm.text.open_request import OpenRequest, start_choices
 from layered_llm.text.preparation import Preparation, Prepared
 from layered_llm.text.prompt_tokens import PromptReader
 from layered_llm.text.questions import Answering
@@ -62,9 +64,11 @@ class TextCore:
     """Everything that a text worker decides. The shell moves messages and runs preparations."""
 
     def __init__(self, *, text_files: TextFiles, limits: EngineLimits) -> None:
-        self._text_files = text_files
-        self._limits = limits
-        self._token_ids = TokenIds.of(text_files.tokenizer, model_size=limits.vocabulary_size)
+        self._tokenizer = text_files.tokenizer
+        self._token_ids = TokenIds.of(self._tokenizer, model_size=limits.vocabulary_size)
+        # A checkpoint may list ends that its logits do not reach, or no token has: they can never be sampled.
+        eos_ids = frozenset(filter(self._token_ids.has, text_files.eos_ids))
+        self._fixed = (attrs.evolve(text_files, eos_ids=eos_ids), limits)
         self._preparing: set[RequestId] = set()
         self._admitted: dict[RequestId, OpenRequest] = {}
         self._dead_apis: dict[ApiId, None] = {}  # the word of a death may overtake what the dead one sent
@@ -76,12 +80,12 @@ class TextCore:
         Raises InvariantViolated for an id that is open.
         """
         self._open(message.request)
-        return Preparation(message=message, reader=self._reader(message.request), token_ids=self._token_ids)
+        return Preparation(message=message, reader=PromptReader(message.request, *self._fixed), token_ids=self._token_ids)
 
     def ask(self, question: TextQuestion) -> Answering:
         """The same for a question, which `prepared` ends."""
         self._open(question.request)
-        return Answering(question=question, reader=self._reader(question.request))
+        return Answering(question=question, reader=PromptReader(question.request, *self._fixed))
 
     def is_wanted(self, request: RequestId) -> bool:
         """Whether somebody still waits for what the work for `request` comes to."""
@@ -103,7 +107,7 @@ class TextCore:
                     request=request,
                     prompt_tokens=rows("i", admit.prompt_ids),
                     told_prompt_ids=admit.prompt_ids if outcome.params.tells_prompt_ids else b"",
-                    choices=[OpenChoice(text) for text in start_choices(outcome, self._text_files.tokenizer)],
+                    choices=start_choices(outcome, self._tokenizer),
                     echo=outcome.echo,
                     echo_offsets=outcome.echo_offsets,
                     is_prompt_only=outcome.is_prompt_only,
@@ -145,7 +149,7 @@ class TextCore:
             self._bury(api)
             return Outgoing(to_scheduler=orders)
         unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
-        tables = self._tables()
+        tables = TextTables(self._tokenizer.token_bytes)
         for request in gone:
             if request.is_queued:
                 self._end_all(request, tables)
@@ -195,9 +199,6 @@ class TextCore:
         else:
             self._preparing.add(request)
 
-    def _reader(self, request: RequestId) -> PromptReader:
-        return PromptReader(request, self._text_files, self._limits)
-
     def _bury(self, api: ApiId) -> None:
         """What a process sent before its death has come long before so many others died."""
         self._dead_apis[api] = None
@@ -205,9 +206,6 @@ class TextCore:
             oldest = next(iter(self._dead_apis))
             del self._dead_apis[oldest]
             self._counters.aborts_of_forgotten += self._counters.aborts_taken.pop(oldest, 0)
-
-    def _tables(self) -> TextTables:
-        return TextTables(self._text_files.tokenizer.token_bytes)
 
     def _drop(self, request: RequestId) -> None:
         self._preparing.remove(request)
@@ -255,7 +253,7 @@ class TextCore:
         return request
 
     def _tokens(self, message: TokensEmitted) -> Outgoing:
-        tables = self._tables()
+        tables = TextTables(self._tokenizer.token_bytes)
         orders: list[TextToScheduler] = []
         columns = zip(
             unpack_i64(message.requests),
@@ -287,7 +285,7 @@ class TextCore:
         return Outgoing(to_scheduler=(*orders, StepsTaken(step=message.step)), to_api=tables.messages())
 
     def _finished(self, message: RequestsFinished) -> Outgoing:
-        tables = self._tables()
+        tables = TextTables(self._tokenizer.token_bytes)
         columns = zip(
             unpack_i64(message.requests),
             unpack_i32(message.choices),

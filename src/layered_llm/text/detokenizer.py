@@ -9,11 +9,11 @@ byte-level tokenizer, or a run of byte-fallback tokens, whose bytes decode toget
 
 import codecs
 from collections.abc import Sequence
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import attrs
 
-from layered_llm.text.decode_tables import ByteTable, DecodeTable, PieceTable, strip_leading
+from layered_llm.text.decode_tables import ByteTable, PieceTable, strip_leading
 
 _Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
 
@@ -26,17 +26,6 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str:
         """The text still held, when nothing follows. Call it once, last."""
-
-
-def start_detokenizer(table: DecodeTable) -> Detokenizer:
-    """A new state at the beginning of an output."""
-    match table:
-        case ByteTable():
-            return ByteLevelDetokenizer(table)
-        case PieceTable():
-            return PieceDetokenizer(table)
-        case _:
-            assert_never(table)
 
 
 class ByteLevelDetokenizer:

@@ -58,18 +58,16 @@ class _Rows:
             ended_cached_tokens=pack_i32(self.ended_cached_tokens),
             ended_errors=tuple(self.ended_errors),
             logprobs=logprobs,
-            logprob_tokens=_names(logprobs, bytes_of),
+            logprob_tokens=() if logprobs is None else _names(logprobs, bytes_of),
             text_offsets=b"" if logprobs is None else pack_i32(self.text_offsets),
             prompt_logprobs=prompts,
-            prompt_logprob_tokens=_names(None if prompts is None else prompts.columns, bytes_of),
+            prompt_logprob_tokens=() if prompts is None else _names(prompts.columns, bytes_of),
             prompt_text_offsets=b"".join(self.prompt_offsets),
         )
 
 
-def _names(columns: LogprobColumns | None, bytes_of: Callable[[int], bytes]) -> tuple[bytes, ...]:
+def _names(columns: LogprobColumns, bytes_of: Callable[[int], bytes]) -> tuple[bytes, ...]:
     """A prompt's may be a quarter of a million, most of them of the same tokens."""
-    if columns is None:
-        return ()
     token_ids = unpack_i32(columns.token_ids)
     names = {token: bytes_of(token) for token in set(token_ids)}
     return tuple(map(names.__getitem__, token_ids))

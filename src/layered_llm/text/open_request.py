@@ -9,6 +9,9 @@ The text of an end token (eos or stop token id) is not shown unless the request 
 all the same. A stop string counts after `min_tokens` tokens only, as end tokens do.
 """
 
+from operator import attrgetter
+from typing import Final
+
 import attrs
 
 from layered_llm.domain.errors import InvariantViolated
@@ -79,24 +82,6 @@ class ChoiceText:
         return self._scanner.push(text, is_armed=self.tokens > self._min_tokens)
 
 
-def start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[ChoiceText]:
-    """The states of all choices of a request that is about to be admitted."""
-    params, stops = prepared.params, prepared.stops
-    return [
-        ChoiceText(
-            detokenizer=tokenizer.start_detokenizer(skip_special_tokens=params.skip_special_tokens),
-            scanner=None if stops is None else StopScanner(stops, params.include_stop_str_in_output),
-            end_tokens=prepared.end_tokens,
-            includes_stop=params.include_stop_str_in_output,
-            min_tokens=prepared.admit.sampling.min_tokens,
-            offsets=None
-            if params.logprobs is None
-            else TextOffsets(tokenizer, params.skip_special_tokens, chars=len(prepared.echo)),
-        )
-        for _ in range(params.n)
-    ]
-
-
 @attrs.define
 class OpenChoice:
     """One choice and how far it came on both sides."""
@@ -105,6 +90,10 @@ class OpenChoice:
     received_tokens: int = 0
     has_ended: bool = False
     is_confirmed: bool = False
+
+
+_HAS_ENDED: Final = attrgetter("has_ended")
+_IS_CONFIRMED: Final = attrgetter("is_confirmed")
 
 
 @attrs.define(kw_only=True)
@@ -133,11 +122,11 @@ class OpenRequest:
     @property
     def has_ended(self) -> bool:
         """The API was told the end of each choice."""
-        return all(choice.has_ended for choice in self.choices)
+        return all(map(_HAS_ENDED, self.choices))
 
     @property
     def is_confirmed(self) -> bool:
-        return all(choice.is_confirmed for choice in self.choices)
+        return all(map(_IS_CONFIRMED, self.choices))
 
     @property
     def completion_tokens(self) -> int:
@@ -173,3 +162,21 @@ class OpenRequest:
         if not self.is_queued or not 0 <= index < len(self.choices) or self.choices[index].is_confirmed:
             raise InvariantViolated(f"request {self.request} has no running choice {index}")
         return self.choices[index]
+
+
+def start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[OpenChoice]:
+    """The states of all choices of a request that is about to be admitted."""
+    params, stops, choices = prepared.params, prepared.stops, []
+    for _ in range(params.n):
+        text = ChoiceText(
+            detokenizer=tokenizer.start_detokenizer(skip_special_tokens=params.skip_special_tokens),
+            scanner=None if stops is None else StopScanner(stops, params.include_stop_str_in_output),
+            end_tokens=prepared.end_tokens,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=prepared.admit.sampling.min_tokens,
+            offsets=None
+            if params.logprobs is None
+            else TextOffsets(tokenizer, params.skip_special_tokens, chars=len(prepared.echo)),
+        )
+        choices.append(OpenChoice(text))
+    return choices

@@ -133,36 +133,34 @@ class Preparation:
         return self._reader.reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"The prompt holds token id {fault}.", param)
 
     def _judge_params(self, prompt_tokens: int) -> Rejected | None:
-        params = self._message.params
-        return (
-            self._judge_ids("stop_token_ids", params.stop_token_ids)
-            or self._judge_ids("logit_bias", [token for token, _ in params.logit_bias])
-            or self._judge_ids("allowed_token_ids", params.allowed_token_ids or ())
-            or self._judge_allowed()
-            or self._judge_prompt_logprobs(prompt_tokens)
-        )
+        params, refused = self._message.params, None
+        if params.stop_token_ids:
+            refused = self._judge_ids("stop_token_ids", params.stop_token_ids)
+        if refused is None and params.logit_bias:
+            refused = self._judge_ids("logit_bias", [token for token, _ in params.logit_bias])
+        if refused is None and params.allowed_token_ids is not None:
+            refused = self._judge_allowed(params.allowed_token_ids)
+        if refused is None and params.prompt_logprobs is not None:
+            refused = self._judge_prompt_logprobs(prompt_tokens, params.prompt_logprobs)
+        return refused
 
-    def _judge_allowed(self) -> Rejected | None:
+    def _judge_allowed(self, allowed: Sequence[int]) -> Rejected | None:
         """Whether a token is left before `min_tokens`, where none may end the output."""
-        params = self._message.params
-        if params.allowed_token_ids is None or not params.min_tokens or params.max_tokens == 0:
-            return None
-        if not self._end_tokens().ids.issuperset(params.allowed_token_ids):
-            return None
+        params, refused = self._message.params, self._judge_ids("allowed_token_ids", allowed)
+        if refused or not params.min_tokens or params.max_tokens == 0 or not self._end_tokens().ids.issuperset(allowed):
+            return refused
         message = f"allowed_token_ids holds only tokens that end the output, which min_tokens={params.min_tokens} forbids."
         return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "allowed_token_ids")
 
-    def _judge_prompt_logprobs(self, prompt_tokens: int) -> Rejected | None:
+    def _judge_prompt_logprobs(self, prompt_tokens: int, beside: int) -> Rejected | None:
         """They leave in one piece with a choice's first token, which other choices' may share."""
-        params = self._message.params
-        if params.prompt_logprobs is None:
-            return None
-        told = prompt_tokens * (1 + params.prompt_logprobs) * params.n
+        choices = self._message.params.n
+        told = prompt_tokens * (1 + beside) * choices
         if told <= MAX_PROMPT_LOGPROBS:
             return None
         message = (
             f"{told} log probabilities would be told of the prompt: those of {prompt_tokens} tokens and of the "
-            f"{params.prompt_logprobs} likeliest beside each, n={params.n} times. At most {MAX_PROMPT_LOGPROBS} are."
+            f"{beside} likeliest beside each, n={choices} times. At most {MAX_PROMPT_LOGPROBS} are."
         )
         return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")
 
@@ -174,7 +172,7 @@ class Preparation:
         room = self._reader.limits.context_tokens - len(tokens)
         max_tokens = room if params.max_tokens is None else max(min(params.max_tokens, room), 1)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
-        bad_words = self._bad_words()
+        bad_words = self._bad_words() if params.bad_words else ()
         if isinstance(bad_words, Rejected):
             return bad_words
         placement = self._message.placement
@@ -240,10 +238,8 @@ class Preparation:
         return params.echo and params.prompt_logprobs is not None and self._message.prompt.chat is None
 
     def _end_tokens(self) -> EndTokens:
-        """A checkpoint may list eos ids that its logits do not reach, or no token has; they can never be sampled."""
         params = self._message.params
-        eos_ids = frozenset(filter(self._token_ids.has, self._reader.files.eos_ids))
-        ending = frozenset() if params.ignore_eos else eos_ids
+        ending = frozenset() if params.ignore_eos else self._reader.files.eos_ids
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
 
     def _token_sampling(

@@ -50,7 +50,9 @@ class PromptReader:
             return len(self._rendered) if isinstance(self._rendered, str) else 0
         ids = rows("i", prompt.token_ids or b"")
         work = len(prompt.text or "") + len(prompt.rendering.variables or "") + ids // _IDS_PER_CHAR
-        return work + sum(message_chars(message) + _MESSAGE_COST_CHARS for message in prompt.chat or ())
+        for message in prompt.chat or ():
+            work += message_chars(message) + _MESSAGE_COST_CHARS
+        return work
 
     def reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
         return Rejected(request=self.request, reason=reason, message=message, param=param)
@@ -125,8 +127,9 @@ def prompt_param(prompt: Prompt) -> str:
 def message_chars(message: ChatMessage) -> int:
     """Characters of a turn, its role not counted."""
     words = [message.content, message.name, message.reasoning, message.tool_call_id]
-    called = [text for call in message.tool_calls for text in (call.name, call.arguments, call.id)]
-    return sum(len(text) for text in (*words, *called) if text is not None)
+    for call in message.tool_calls:
+        words += (call.name, call.arguments, call.id)
+    return sum(map(len, filter(None, words)))
 
 
 def _harmless(words: str) -> str:

@@ -19,8 +19,8 @@ import tokenizers.models
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.text.declared_tokens import DeclaredTokens, TokenFiles
-from layered_llm.text.decode_tables import UnsupportedTokenizer, build_table
-from layered_llm.text.detokenizer import Detokenizer, start_detokenizer
+from layered_llm.text.decode_tables import ByteTable, UnsupportedTokenizer, build_table
+from layered_llm.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer
 from layered_llm.text.prompt_bound import PromptBound, prompt_bound
 
 CACHED_WORDS: Final = 1024
@@ -134,7 +134,8 @@ class Tokenizer:
 
     def start_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """The state of a new output."""
-        return start_detokenizer(self._tables[skip_special_tokens])
+        table = self._tables[skip_special_tokens]
+        return ByteLevelDetokenizer(table) if isinstance(table, ByteTable) else PieceDetokenizer(table)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its exact spelling."""

@@ -118,9 +118,9 @@ class PromptLogprobs:
     @classmethod
     def of(cls, parts: Sequence[LogprobColumns | None]) -> "PromptLogprobs | None":
         """Those of a message whose rows have these; None where none has any."""
-        told = [part for part in parts if part is not None]
-        if not told:
+        if parts.count(None) == len(parts):
             return None
+        told = [part for part in parts if part is not None]
         counts = pack_i32(0 if part is None else part.row_count for part in parts)
         return cls(token_counts=counts, columns=LogprobColumns.joined(told))
 
