@@ -17,10 +17,10 @@ from layered_llm.runtime.device import HostDevice
 from layered_llm.runtime.slots import SlotLedger
 from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.scheduling.running import RunningChoices
+from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import RequestStream
-from layered_llm.service.text_worker import TextWorker
 from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
 from layered_llm.testing.injection import Fault, StepsOf
@@ -239,7 +239,7 @@ def test_output_that_depends_on_who_was_aborted_beside_is_seen(monkeypatch: pyte
 
 def test_ends_that_are_owed_to_a_slow_process_and_never_paid_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     (target,) = (one for one in all_scenarios() if one.name == "process-stalls")
-    monkeypatch.setattr(TextWorker, "_pay_owed", lambda _self: None)
+    monkeypatch.setattr(DeferredSends, "retry", lambda _self: None)
 
     assert "TooSlowError" in broken(run_once(target, fault=Fault.STALL, step=4))
 

@@ -35,6 +35,7 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.fair_places import FairPlaces, Place
 from layered_llm.service.reports import text_report
 from layered_llm.service.template_renderer import Renderer
@@ -92,9 +93,12 @@ class TextWorker:
     """Both in threads; more of them would take the cores from the runtime."""
     _aside: dict[RequestId, trio.CancelScope] = attrs.field(factory=dict)
     """Around the work that waits for a place or has one."""
-    _owed: dict[ApiId, list[TextToApi]] = attrs.field(factory=dict)
+    _deferred: DeferredSends = attrs.field(init=False)
     """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
     _errors_of_peers: SparseLog = attrs.field(factory=SparseLog)
+
+    def __attrs_post_init__(self) -> None:
+        self._deferred = DeferredSends(self._taken)
 
     async def run(self, make_core: Callable[[EngineLimits], TextCore]) -> None:
         """Works for the links. `make_core` is called once, when the engine's limits are known."""
@@ -127,7 +131,7 @@ class TextWorker:
                     case Stop():
                         return
                     case ApiDied(api=api):
-                        self._owed.pop(api, None)
+                        self._deferred.drop(api)
                         self._send(core, core.api_gone(api, AbortReason.PEER_DIED))
                         self._leave_unwanted(core)
                     case StateQuery(query=query):
@@ -233,8 +237,7 @@ class TextWorker:
         for order in outgoing.to_scheduler:
             self._to_scheduler.emit(order)
         for api, message in outgoing.to_api:
-            if api in self._owed or not self._taken(api, message):
-                self._owed.setdefault(api, []).append(message)
+            if not self._deferred.send(api, message):
                 self._fall_behind(core, api)
 
     def _give_up(self, core: TextCore, peer: str) -> None:
@@ -248,15 +251,8 @@ class TextWorker:
         ended = core.api_gone(api, AbortReason.SLOW_CONSUMER)
         for order in ended.to_scheduler:
             self._to_scheduler.emit(order)
-        self._owed.setdefault(api, []).extend(message for _api, message in ended.to_api)
+        self._deferred.defer(api, (message for _api, message in ended.to_api))
         self._leave_unwanted(core)
-
-    def _pay_owed(self) -> None:
-        for api, messages in list(self._owed.items()):
-            while messages and self._taken(api, messages[0]):
-                messages.pop(0)
-            if not messages:
-                del self._owed[api]
 
     def _taken(self, api: ApiId, message: TextToApi) -> bool:
         """An API process that is not connected any more has nothing open, or is about to be declared dead."""
@@ -265,7 +261,7 @@ class TextWorker:
     async def _beat(self) -> None:
         while True:
             self._to_supervisor.emit(Heartbeat(role=Role.TEXT, index=self._index))
-            self._pay_owed()
+            self._deferred.retry()
             await trio.sleep(HEARTBEAT_INTERVAL_S)
 
 
