@@ -16,11 +16,12 @@ from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.checkpoint import DEFAULT_MODEL_FILE, DEFAULT_MODEL_SAMPLING
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
 from layered_llm.service.link_ends import Links, ZmqLinks
+from layered_llm.service.preparations import TextHelpers, prepare_in_thread
 from layered_llm.service.processes import give_back_memory
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
 from layered_llm.service.settings_fields import user_path
 from layered_llm.service.template_renderer import open_renderer
-from layered_llm.service.text_worker import TextHelpers, TextLinks, TextWorker, prepare_in_thread
+from layered_llm.service.text_worker import TextLinks, TextWorker
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses

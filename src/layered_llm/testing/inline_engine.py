@@ -27,11 +27,11 @@ from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.embedded import EmbeddedEngine, engine_addresses, until_ready
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
+from layered_llm.service.preparations import TextHelpers
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
 from layered_llm.service.template_renderer import RendersHere
 from layered_llm.service.text import serve_text
-from layered_llm.service.text_worker import TextHelpers
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
