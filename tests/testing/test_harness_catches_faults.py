@@ -9,6 +9,7 @@ import trio
 
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import PageId, StepId
+from layered_llm.domain.messages import supervision
 from layered_llm.domain.messages.api_text import Abort
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
@@ -27,7 +28,6 @@ from layered_llm.testing.injection import Fault, StepsOf
 from layered_llm.testing.scenario_parts import beside, library
 from layered_llm.testing.scenarios import all_scenarios
 from layered_llm.text.core import Outgoing, TextCore
-from layered_llm.transport.http import debug_state
 from layered_llm.transport.outbox import Outbox
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
@@ -212,7 +212,7 @@ def test_an_abort_that_the_text_core_does_not_pass_on_is_seen(monkeypatch: pytes
 
 
 def test_an_engine_that_is_quiescent_while_an_abort_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debug_state, "_aborts_on_their_way", lambda _state: False)
+    monkeypatch.setattr(supervision, "_aborts_on_their_way", lambda _state: False)
     slow = InlineEngineOptions(script=hash_script(97, 26), largest_delay_s=0.5)
     target = Target(name="faulty", run=library(max_tokens=8), options=slow)
 
