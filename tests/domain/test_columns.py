@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import (
+    check_columns,
+    column,
     pack_f32,
     pack_i8,
     pack_i32,
     pack_i64,
     packed,
     rows,
-    same_rows,
     unpack_f32,
     unpack_i8,
     unpack_i32,
@@ -58,6 +59,23 @@ def test_rows_are_counted_in_items() -> None:
     assert 3 == rows("q", pack_i64([1, 2, 3]))
 
 
-def test_ragged_columns_are_refused() -> None:
+@attrs.frozen
+class _Table:
+    ids: bytes = column("q", "rows")
+    codes: bytes = column("b", "rows")
+    others: bytes = column("i", "others", default=b"")
+
+    def __attrs_post_init__(self) -> None:
+        check_columns(self)
+
+
+def test_columns_of_one_table_are_equally_long_and_those_of_another_need_not_be() -> None:
+    assert pack_i32([1]) == _Table(pack_i64([1, 2]), pack_i8([1, 2]), pack_i32([1])).others
     with pytest.raises(ValueError, match="unequal"):
-        same_rows(a=("i", pack_i32([1])), b=("q", pack_i64([1, 2])))
+        _Table(pack_i64([1, 2]), pack_i8([1]))
+
+
+@pytest.mark.parametrize("value", [b"123", bytearray(8), "12345678", None])
+def test_a_field_of_a_table_that_is_no_whole_column_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="ids: not a packed column"):
+        _Table(value, b"")  # type: ignore[arg-type]  # what a peer may send

@@ -8,10 +8,12 @@ one column per field and one row per choice, and never one object per token.
 
 from array import array
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final
 
 import attrs
 
+_COLUMN: Final = "column"
 _ITEM_BYTES: Final = {"b": 1, "i": 4, "q": 8, "f": 4}
 
 Validator = Callable[[Any, "attrs.Attribute[bytes]", bytes], None]
@@ -33,14 +35,30 @@ def rows(code: str, column: bytes) -> int:
     return len(column) // _ITEM_BYTES[code]
 
 
-def same_rows(**columns: tuple[str, bytes]) -> None:
-    """Raises ValueError unless all named columns, each given as (code, column), have the same number of rows."""
-    counts = set()
-    for code, column in columns.values():
-        counts.add(len(column) // _ITEM_BYTES[code])
-    if len(counts) > 1:
-        lengths = {name: rows(code, column) for name, (code, column) in columns.items()}
-        raise ValueError(f"columns of unequal length: {lengths}")
+def column(code: str, table: str, *, default: Any = attrs.NOTHING) -> Any:
+    """A field that is a `packed` column, with as many rows as the others of its class that name the same `table`.
+
+    The class has to call `check_columns` when a value of it is made.
+    """
+    return attrs.field(default=default, metadata={_COLUMN: (_ITEM_BYTES[code], table)})
+
+
+def check_columns(message: Any) -> None:
+    """Raises ValueError unless the fields that are made by `column` are columns, and those of one table equally long."""
+    lengths: dict[str, int] = {}
+    for name, size, table in _columns(type(message)):  # type: ignore[arg-type] # mypy takes a type[Any] for unhashable
+        value = getattr(message, name)
+        if type(value) is not bytes or len(value) % size:
+            raise ValueError(f"{name}: not a packed column of {size}-byte items")
+        length = len(value) // size
+        if lengths.setdefault(table, length) != length:
+            raise ValueError(f"{name}: a column of {length} rows among columns of unequal length, {lengths[table]} rows")
+
+
+@cache
+def _columns(cls: Any) -> tuple[tuple[str, int, str], ...]:
+    """Facts of a class, which never change: looking them up for each message would take longer than the check."""
+    return tuple((field.name, *field.metadata[_COLUMN]) for field in attrs.fields(cls) if _COLUMN in field.metadata)
 
 
 def pack_i8(values: Iterable[int]) -> bytes:

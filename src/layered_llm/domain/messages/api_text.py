@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import packed, rows, same_rows
+from layered_llm.domain.columns import check_columns, column, packed, rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
@@ -135,22 +135,22 @@ class TextEmitted:
     A choice's last row has its finish reason. A request's row in `ended` comes with or after the last row of its last choice.
     """
 
-    requests: bytes = attrs.field(validator=packed("q"))
-    choices: bytes = attrs.field(validator=packed("i"))
+    requests: bytes = column("q", "rows")
+    choices: bytes = column("i", "rows")
     texts: tuple[str, ...]
-    token_counts: bytes = attrs.field(validator=packed("i"))
+    token_counts: bytes = column("i", "rows")
     """Tokens behind each row; their ids stand in `token_ids`, row after row. May be 0, and text may be "" beside tokens."""
     token_ids: bytes = attrs.field(validator=packed("i"))
-    finish_reasons: bytes = attrs.field(validator=packed("b"))
+    finish_reasons: bytes = column("b", "rows")
     """A FinishReason for each row, RUNNING while the choice goes on."""
     matched_stops: tuple[str | int | None, ...]
     """The stop string or stop token id that ended the choice, else None."""
 
-    ended: bytes = attrs.field(validator=packed("q"))
-    ended_prompt_tokens: bytes = attrs.field(validator=packed("i"))
-    ended_completion_tokens: bytes = attrs.field(validator=packed("i"))
+    ended: bytes = column("q", "ended")
+    ended_prompt_tokens: bytes = column("i", "ended")
+    ended_completion_tokens: bytes = column("i", "ended")
     """Sampled tokens of all choices that count: a stop string cuts behind the token that completed it."""
-    ended_cached_tokens: bytes = attrs.field(validator=packed("i"))
+    ended_cached_tokens: bytes = column("i", "ended")
     ended_errors: tuple[str | None, ...]
     """Why the request failed, None when each choice ended by itself."""
 
@@ -167,32 +167,23 @@ class TextEmitted:
     """Of each prompt token that is told, in the text of a choice that begins with the prompt, else 0."""
 
     def __attrs_post_init__(self) -> None:
-        same_rows(
-            requests=("q", self.requests),
-            choices=("i", self.choices),
-            token_counts=("i", self.token_counts),
-            finish_reasons=("b", self.finish_reasons),
-        )
-        same_rows(
-            ended=("q", self.ended),
-            ended_prompt_tokens=("i", self.ended_prompt_tokens),
-            ended_completion_tokens=("i", self.ended_completion_tokens),
-            ended_cached_tokens=("i", self.ended_cached_tokens),
-        )
+        check_columns(self)
         if not len(self.texts) == len(self.matched_stops) == len(self.finish_reasons):
             raise ValueError("texts and matched_stops have one item for each row")
         if len(self.ended_errors) * 8 != len(self.ended):
             raise ValueError("ended_errors has one item for each ended request")
-        check_rows(self.logprobs, self.token_ids)
-        check_prompt_rows(self.prompt_logprobs, len(self.texts))
+        if self.logprobs is not None:
+            check_rows(self.logprobs, self.token_ids)
+        if self.prompt_logprobs is not None:
+            check_prompt_rows(self.prompt_logprobs, len(self.texts))
         prompts = None if self.prompt_logprobs is None else self.prompt_logprobs.columns
-        _check_told(self.logprobs, self.text_offsets, self.logprob_tokens)
-        _check_told(prompts, self.prompt_text_offsets, self.prompt_logprob_tokens)
+        if self.logprobs is not None or self.text_offsets or self.logprob_tokens:
+            _check_told(self.logprobs, self.text_offsets, self.logprob_tokens)
+        if prompts is not None or self.prompt_text_offsets or self.prompt_logprob_tokens:
+            _check_told(prompts, self.prompt_text_offsets, self.prompt_logprob_tokens)
 
 
 def _check_told(columns: LogprobColumns | None, offsets: bytes, names: tuple[bytes, ...]) -> None:
-    if columns is None and not offsets and not names:
-        return
     if rows("i", offsets) != (0 if columns is None else columns.row_count):
         raise ValueError("there is one offset for each token that is told")
     if len(names) != (0 if columns is None else rows("i", columns.token_ids)):

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import pack_i32, packed, rows, same_rows, unpack_i32
+from layered_llm.domain.columns import check_columns, column, pack_i32, packed, rows, unpack_i32
 
 
 @attrs.frozen(kw_only=True)
@@ -36,16 +36,16 @@ class LogprobColumns:
 
     counts: bytes = attrs.field(validator=packed("i"))
     """Entries of each token, 0 where none are wanted of it."""
-    token_ids: bytes = attrs.field(validator=packed("i"))
-    logprobs: bytes = attrs.field(validator=packed("f"))
+    token_ids: bytes = column("i", "entries")
+    logprobs: bytes = column("f", "entries")
     """fp32; may be minus infinity, and is never NaN."""
     ranks: bytes = attrs.field(default=b"", validator=packed("i"))
     """Of each token, as `LogprobEntries.rank`; empty where none is told."""
 
     def __attrs_post_init__(self) -> None:
-        same_rows(token_ids=("i", self.token_ids), logprobs=("f", self.logprobs))
-        if self.ranks:
-            same_rows(counts=("i", self.counts), ranks=("i", self.ranks))
+        check_columns(self)
+        if self.ranks and len(self.ranks) != len(self.counts):
+            raise ValueError(f"columns of unequal length: {len(self.counts)} bytes of counts, {len(self.ranks)} of ranks")
         counts = unpack_i32(self.counts)
         if min(counts, default=0) < 0 or sum(counts) != rows("i", self.token_ids):
             raise ValueError(f"{rows('i', self.token_ids)} log probabilities for counts that add up to {sum(counts)}")
@@ -143,15 +143,15 @@ def prompts_of(prompts: PromptLogprobs | None, row_count: int) -> Iterable[Logpr
     return (None,) * row_count if prompts is None else prompts
 
 
-def check_prompt_rows(prompts: PromptLogprobs | None, row_count: int) -> None:
-    """Raises ValueError unless `prompts`, where a message has them, have `row_count` rows."""
-    if prompts is not None and prompts.row_count != row_count:
+def check_prompt_rows(prompts: PromptLogprobs, row_count: int) -> None:
+    """Raises ValueError unless `prompts` have `row_count` rows."""
+    if prompts.row_count != row_count:
         raise ValueError(f"log probabilities of {prompts.row_count} prompts beside {row_count} rows")
 
 
-def check_rows(columns: LogprobColumns | None, token_ids: bytes) -> None:
-    """Raises ValueError unless `columns`, where a message has them, have one row for each item of its `token_ids`."""
-    if columns is not None and columns.row_count != rows("i", token_ids):
+def check_rows(columns: LogprobColumns, token_ids: bytes) -> None:
+    """Raises ValueError unless `columns` have one row for each item of a message's `token_ids`."""
+    if columns.row_count != rows("i", token_ids):
         raise ValueError(f"log probabilities of {columns.row_count} tokens beside {rows('i', token_ids)} tokens")
 
 

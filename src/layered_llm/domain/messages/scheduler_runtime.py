@@ -8,7 +8,7 @@ Steps are executed and answered in order.
 
 import attrs
 
-from layered_llm.domain.columns import packed, rows, same_rows
+from layered_llm.domain.columns import check_columns, column, packed, rows
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_rows
@@ -44,30 +44,20 @@ class ExecuteStep:
     """Slots whose state is dropped."""
     opened: tuple[OpenSlot, ...]
 
-    page_slots: bytes = attrs.field(validator=packed("i"))
-    page_counts: bytes = attrs.field(validator=packed("i"))
-    page_offsets: bytes = attrs.field(validator=packed("i"))
+    page_slots: bytes = column("i", "pages")
+    page_counts: bytes = column("i", "pages")
+    page_offsets: bytes = column("i", "pages")
     """Index in the slot's page table where the new ids go: its length appends, less replaces (a prefix found in the cache)."""
     page_ids: bytes = attrs.field(validator=packed("i"))
     """`page_counts[k]` ids for each row k of the page table deltas, row after row."""
 
-    slots: bytes = attrs.field(validator=packed("i"))
-    starts: bytes = attrs.field(validator=packed("i"))
-    counts: bytes = attrs.field(validator=packed("i"))
-    samples: bytes = attrs.field(validator=packed("b"))
+    slots: bytes = column("i", "rows")
+    starts: bytes = column("i", "rows")
+    counts: bytes = column("i", "rows")
+    samples: bytes = column("b", "rows")
 
     def __attrs_post_init__(self) -> None:
-        same_rows(
-            page_slots=("i", self.page_slots),
-            page_counts=("i", self.page_counts),
-            page_offsets=("i", self.page_offsets),
-        )
-        same_rows(
-            slots=("i", self.slots),
-            starts=("i", self.starts),
-            counts=("i", self.counts),
-            samples=("b", self.samples),
-        )
+        check_columns(self)
 
     @property
     def row_count(self) -> int:
@@ -106,14 +96,15 @@ class StepCompleted:
     A row tells those that follow the tokens that it computes, and the first of the prompt with the row that computes it.
     """
 
-    failed_rows: bytes = attrs.field(default=b"", validator=packed("i"))
+    failed_rows: bytes = column("i", "failures", default=b"")
     """Rows of the step, ascending, that have no result; what else is said of them means nothing. Nearly always none."""
-    failures: bytes = attrs.field(default=b"", validator=packed("b"))
+    failures: bytes = column("b", "failures", default=b"")
     """Why each of `failed_rows` has none: the FinishReason that its choice ends with."""
 
     def __attrs_post_init__(self) -> None:
-        same_rows(failed_rows=("i", self.failed_rows), failures=("b", self.failures))
-        check_rows(self.logprobs, self.token_ids)
+        check_columns(self)
+        if self.logprobs is not None:
+            check_rows(self.logprobs, self.token_ids)
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ RequestsFinished, whatever ends it: the model, a limit, a Stop, an Abort, a fail
 
 import attrs
 
-from layered_llm.domain.columns import packed, rows, same_rows
+from layered_llm.domain.columns import check_columns, column, packed, rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
@@ -33,9 +33,9 @@ class TokenSampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    biased_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    biased_ids: bytes = column("i", "biases", default=b"")
     """Tokens of the vocabulary, each at most once, to whose logits `biases` are added."""
-    biases: bytes = attrs.field(default=b"", validator=packed("f"))
+    biases: bytes = column("f", "biases", default=b"")
     top_n_sigma: float = 0.0
     """0 keeps all."""
     allowed_ids: bytes = attrs.field(default=b"", validator=packed("i"))
@@ -53,7 +53,7 @@ class TokenSampling:
     """
 
     def __attrs_post_init__(self) -> None:
-        same_rows(biased_ids=("i", self.biased_ids), biases=("f", self.biases))
+        check_columns(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -126,12 +126,12 @@ class TokensEmitted:
     """The tokens that one step sampled for one text worker's requests: one row for each choice and token, in packed columns."""
 
     step: StepId
-    requests: bytes = attrs.field(validator=packed("q"))
-    choices: bytes = attrs.field(validator=packed("i"))
-    positions: bytes = attrs.field(validator=packed("i"))
+    requests: bytes = column("q", "rows")
+    choices: bytes = column("i", "rows")
+    positions: bytes = column("i", "rows")
     """Place in the choice's output, from 0. A receiver takes exactly the next one; anything else is our own fault."""
-    token_ids: bytes = attrs.field(validator=packed("i"))
-    cached_tokens: bytes = attrs.field(validator=packed("i"))
+    token_ids: bytes = column("i", "rows")
+    cached_tokens: bytes = column("i", "rows")
     """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
     logprobs: LogprobColumns | None = None
     """Of each row's token; None where no row wants any."""
@@ -139,34 +139,25 @@ class TokensEmitted:
     """Of the whole prompts of rows of position 0; None where no row wants any."""
 
     def __attrs_post_init__(self) -> None:
-        same_rows(
-            requests=("q", self.requests),
-            choices=("i", self.choices),
-            positions=("i", self.positions),
-            token_ids=("i", self.token_ids),
-            cached_tokens=("i", self.cached_tokens),
-        )
-        check_rows(self.logprobs, self.token_ids)
-        check_prompt_rows(self.prompt_logprobs, rows("i", self.token_ids))
+        check_columns(self)
+        if self.logprobs is not None:
+            check_rows(self.logprobs, self.token_ids)
+        if self.prompt_logprobs is not None:
+            check_prompt_rows(self.prompt_logprobs, rows("i", self.token_ids))
 
 
 @attrs.frozen(kw_only=True)
 class RequestsFinished:
     """Choices that ended: one row for each. Follows the TokensEmitted that holds their last tokens."""
 
-    requests: bytes = attrs.field(validator=packed("q"))
-    choices: bytes = attrs.field(validator=packed("i"))
-    reasons: bytes = attrs.field(validator=packed("b"))
+    requests: bytes = column("q", "rows")
+    choices: bytes = column("i", "rows")
+    reasons: bytes = column("b", "rows")
     """A FinishReason for each row, never RUNNING."""
-    output_tokens: bytes = attrs.field(validator=packed("i"))
+    output_tokens: bytes = column("i", "rows")
 
     def __attrs_post_init__(self) -> None:
-        same_rows(
-            requests=("q", self.requests),
-            choices=("i", self.choices),
-            reasons=("b", self.reasons),
-            output_tokens=("i", self.output_tokens),
-        )
+        check_columns(self)
 
 
 TextToScheduler = Admit | AbortRequest | StopChoice | StepsTaken
