@@ -25,10 +25,10 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokensEmitted
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.transport import codec as tables
-from layered_llm.transport.codec import Codec, TagTable
-from layered_llm.transport.links import BlockingLink, bind_named, connect_blocking, connect_dealer
-from layered_llm.transport.ports import LinkClosed, MessageLink
+from layered_llm.transport.codec import Codec
+from layered_llm.transport.link_specs import API_TEXT, SCHEDULER_RUNTIME, TEXT_SCHEDULER, LinkSpec, Tags
+from layered_llm.transport.links import BlockingLink, ZmqLinks
+from layered_llm.transport.ports import GroupLink, LinkClosed, MessageLink
 from layered_llm.transport.zmq_socket import MessageContext, open_context
 
 ROWS: Final = 64
@@ -50,26 +50,26 @@ STEP: Final = ExecuteStep(
     samples=pack_i8([1] * ROWS),
 )
 REQUESTS: Final = pack_i64(range(ROWS))
-SAMPLES: Final[tuple[tuple[str, TagTable[Any], object], ...]] = (
+SAMPLES: Final[tuple[tuple[str, Tags[Any], object], ...]] = (
     (
         "Submit, 1,000 token ids",
-        tables.API_TO_TEXT,
+        API_TEXT.from_connected,
         Submit(request=RequestId(1), prompt=Prompt.of_token_ids(range(1000)), params=SamplingParams(seed=1)),
     ),
-    (f"ExecuteStep, {ROWS} rows", tables.SCHEDULER_TO_RUNTIME, STEP),
+    (f"ExecuteStep, {ROWS} rows", SCHEDULER_RUNTIME.from_bound, STEP),
     (
         f"StepCompleted, {ROWS} tokens",
-        tables.RUNTIME_TO_SCHEDULER,
+        SCHEDULER_RUNTIME.from_connected,
         StepCompleted(step=StepId(1), token_ids=ONES, device_us=1, open_slots=ROWS),
     ),
     (
         f"TokensEmitted, {ROWS} rows",
-        tables.SCHEDULER_TO_TEXT,
+        TEXT_SCHEDULER.from_bound,
         TokensEmitted(step=StepId(1), requests=REQUESTS, choices=ONES, positions=ONES, token_ids=ONES, cached_tokens=ONES),
     ),
     (
         f"TextEmitted, {ROWS} rows",
-        tables.TEXT_TO_API,
+        API_TEXT.from_bound,
         TextEmitted(
             requests=REQUESTS,
             choices=ONES,
@@ -87,16 +87,17 @@ SAMPLES: Final[tuple[tuple[str, TagTable[Any], object], ...]] = (
     ),
 )
 
-StepLink = MessageLink[ExecuteStep, ExecuteStep]
-Measure = Callable[[StepLink], Awaitable[float]]
+STEPS: Final = LinkSpec[ExecuteStep, ExecuteStep](
+    from_bound=SCHEDULER_RUNTIME.from_bound, from_connected=SCHEDULER_RUNTIME.from_bound
+)
+"""Steps both ways, so that both directions cost the same."""
+FAR: Final = "far"
+
+NearLink = GroupLink[ExecuteStep, ExecuteStep]
+Measure = Callable[[NearLink], Awaitable[float]]
 
 
-def step_codec() -> Codec[ExecuteStep, ExecuteStep]:
-    """Steps both ways, so that both directions cost the same."""
-    return Codec(outbound=tables.SCHEDULER_TO_RUNTIME, inbound=tables.SCHEDULER_TO_RUNTIME)
-
-
-async def echo_in_trio(link: StepLink) -> None:
+async def echo_in_trio(link: MessageLink[ExecuteStep, ExecuteStep]) -> None:
     """The far end as another trio task or process would be it."""
     while True:
         for step in await link.receive():
@@ -115,16 +116,16 @@ def serve_far_end(kind: str, address: str) -> None:
         if kind == "trio":
             trio.run(_echo_connected, context, address)
         else:
-            with connect_blocking(context, address, name="far", codec=step_codec()) as link:
+            with ZmqLinks(context, context).connect_blocking(STEPS, address, FAR) as link:
                 echo_blocking(link)
 
 
 async def _echo_connected(context: MessageContext, address: str) -> None:
-    with connect_dealer(context, address, name="far", codec=step_codec()) as link:
+    with ZmqLinks(context, context).connect(STEPS, address, FAR) as link:
         await echo_in_trio(link)
 
 
-async def round_trip_us(link: StepLink, *, count: int) -> float:
+async def round_trip_us(link: NearLink, *, count: int) -> float:
     """Microseconds from the sending of a step to the receipt of its echo."""
     started = time.perf_counter()
     for _ in range(count):
@@ -133,7 +134,7 @@ async def round_trip_us(link: StepLink, *, count: int) -> float:
     return (time.perf_counter() - started) / count * MICROSECONDS
 
 
-async def pipelined_us(link: StepLink, *, count: int) -> float:
+async def pipelined_us(link: NearLink, *, count: int) -> float:
     """Microseconds for each step and its echo when as many are under way as the link takes."""
     started = time.perf_counter()
     async with trio.open_nursery() as nursery:
@@ -144,7 +145,7 @@ async def pipelined_us(link: StepLink, *, count: int) -> float:
     return (time.perf_counter() - started) / count * MICROSECONDS
 
 
-async def _send_steps(link: StepLink, count: int) -> None:
+async def _send_steps(link: NearLink, count: int) -> None:
     for _ in range(count):
         await link.send(STEP)
 
@@ -153,7 +154,7 @@ async def over_ipc(kind: str, measure: Measure) -> float:
     """`measure` against a far end in a child process."""
     with tempfile.TemporaryDirectory(prefix="llm-") as directory, open_context() as context:
         address = f"ipc://{directory}/link"
-        link = bind_named(context, address, peer="far", codec=step_codec())
+        link = ZmqLinks(context, context).bind_group(STEPS, address, [FAR])
         with far_process(kind, address):
             await round_trip_us(link, count=10)
             return await measure(link)
@@ -173,7 +174,7 @@ def far_process(kind: str, address: str) -> Iterator[None]:
 async def over_inproc(kind: str, measure: Measure) -> float:
     """`measure` against a far end in this process."""
     with open_context() as context:
-        link = bind_named(context, "inproc://link", peer="far", codec=step_codec())
+        link = ZmqLinks(context, context).bind_group(STEPS, "inproc://link", [FAR])
         async with trio.open_nursery() as nursery:
             if kind == "trio":
                 nursery.start_soon(_echo_connected, context, "inproc://link")
@@ -187,14 +188,14 @@ async def over_inproc(kind: str, measure: Measure) -> float:
 
 
 def _echo_in_thread(context: MessageContext) -> None:
-    with connect_blocking(context, "inproc://link", name="far", codec=step_codec()) as link:
+    with ZmqLinks(context, context).connect_blocking(STEPS, "inproc://link", FAR) as link:
         try:
             echo_blocking(link)
         except LinkClosed:
             return
 
 
-def codec_row(name: str, table: TagTable[Any], message: object, repeat: int) -> tuple[str, ...]:
+def codec_row(name: str, table: Tags[Any], message: object, repeat: int) -> tuple[str, ...]:
     """Encoding and decoding of one message."""
     end: Codec[Any, Any] = Codec(outbound=table, inbound=table)
     frames = end.encode(message)

@@ -1,5 +1,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import attrs
 import pytest
@@ -30,6 +31,7 @@ from layered_llm.service.request_stream import RequestStream
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.http.engine_port import EngineLost
+from layered_llm.transport.link_specs import API_SUPERVISOR, API_TEXT, LinkSpec
 from layered_llm.transport.peers import api_peer_name
 from layered_llm.transport.ports import SendOutcome
 from support.service_ends import TEST_S
@@ -98,9 +100,9 @@ async def connected(*, generations: int = 2) -> AsyncIterator[Ends]:
 
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        supervisor = enter(links.bind_supervisor_for_apis("supervisor"))
-        texts = {number: enter(links.bind_text_for_apis(addresses(number).text(0))) for number in range(1, generations + 1)}
-        link = enter(links.connect_api_to_supervisor("supervisor", api_peer_name(API)))
+        supervisor = enter(links.bind(API_SUPERVISOR, "supervisor"))
+        texts = {number: enter(links.bind(API_TEXT, addresses(number).text(0))) for number in range(1, generations + 1)}
+        link = enter(links.connect(API_SUPERVISOR, "supervisor", api_peer_name(API)))
         connection = EngineConnection(client, links, 10, link, wait_exit)
 
         async def run() -> None:
@@ -152,10 +154,10 @@ class OneTextLinks(MemoryLinks):
     """Links with room for one text worker."""
 
     @contextlib.contextmanager
-    def connect_api_to_text(self, address: str, name: str) -> Iterator[MemoryDealerLink[ApiToText, TextToApi]]:
-        if address != addresses(1).text(0):
+    def connect(self, spec: LinkSpec[Any, Any], address: str, name: str) -> Iterator[MemoryDealerLink[Any, Any]]:
+        if address == addresses(1).text(1):
             raise OSError("too many open files")
-        with super().connect_api_to_text(address, name) as link:
+        with super().connect(spec, address, name) as link:
             yield link
 
 
@@ -163,9 +165,9 @@ async def test_a_generation_that_cannot_be_connected_to_leaves_no_link_open() ->
     links = OneTextLinks()
     client = EngineClient(api=API, pid=PID, max_open_requests=10, draw_seed=lambda: 1)
     with (
-        links.bind_text_for_apis(addresses(1).text(0)) as text,
-        links.bind_supervisor_for_apis("supervisor"),
-        links.connect_api_to_supervisor("supervisor", api_peer_name(API)) as link,
+        links.bind(API_TEXT, addresses(1).text(0)) as text,
+        links.bind(API_SUPERVISOR, "supervisor"),
+        links.connect(API_SUPERVISOR, "supervisor", api_peer_name(API)) as link,
     ):
         with pytest.raises(OSError, match="too many"):
             EngineConnection(client, links, 10, link)._connect(ready(1, texts=2))

@@ -50,6 +50,8 @@ from layered_llm.service.scheduler_loop import (
 from layered_llm.service.settings import Settings
 from layered_llm.service.step_deadlines import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
+from layered_llm.transport.link_specs import ENGINE_SUPERVISOR, SCHEDULER_RUNTIME, TEXT_SCHEDULER
+from layered_llm.transport.peers import peer_name
 from support.metrics import samples_by_name
 from support.service_ends import ADDRESSES, TEST_S, TEXT_NAME
 
@@ -122,9 +124,9 @@ async def scheduler_ends(
     links = MemoryLinks()
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        supervisor = enter(links.bind_supervisor_for_engine(ADDRESSES.supervisor))
-        text = enter(links.connect_text_to_scheduler(ADDRESSES.scheduler, TEXT_NAME))
-        runtime = enter(links.connect_runtime_to_scheduler(ADDRESSES.runtime(0)))
+        supervisor = enter(links.bind(ENGINE_SUPERVISOR, ADDRESSES.supervisor))
+        text = enter(links.connect(TEXT_SCHEDULER, ADDRESSES.scheduler, TEXT_NAME))
+        runtime = enter(links.connect(SCHEDULER_RUNTIME, ADDRESSES.runtime(0), peer_name(Role.RUNTIME, 0)))
         enter(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work_scheduler, links, ADDRESSES, policy)

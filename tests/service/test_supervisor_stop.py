@@ -15,6 +15,7 @@ from layered_llm.service.supervision import Supervision
 from layered_llm.service.supervisor_loop import STOP_S, Supervisor
 from layered_llm.testing.memory_links import MemoryLinks
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import API_SUPERVISOR, ENGINE_SUPERVISOR
 from layered_llm.transport.peers import api_peer_name, peer_name
 from support.service_ends import TEST_S
 
@@ -54,8 +55,8 @@ async def supervised(*words: EngineToSupervisor) -> AsyncIterator[None]:
     links, name = MemoryLinks(), api_peer_name(API)
     with (
         trio.fail_after(TEST_S),
-        links.bind_supervisor_for_apis("supervisor") as apis,
-        links.connect_api_to_supervisor("supervisor", name) as api,
+        links.bind(API_SUPERVISOR, "supervisor") as apis,
+        links.connect(API_SUPERVISOR, "supervisor", name) as api,
     ):
         supervisor = Supervisor(
             settings=Settings(device="scripted"),
@@ -73,7 +74,7 @@ async def supervised(*words: EngineToSupervisor) -> AsyncIterator[None]:
             await api.send(ApiHello(api=API, pid=1))
             await trio.testing.wait_all_tasks_blocked()
             for word in words:
-                with links.connect_engine_to_supervisor(addresses(1).supervisor, peer_name(word.role, 0)) as engine:
+                with links.connect(ENGINE_SUPERVISOR, addresses(1).supervisor, peer_name(word.role, 0)) as engine:
                     await engine.send(word)
             await trio.testing.wait_all_tasks_blocked()
             yield

@@ -21,6 +21,7 @@ from layered_llm.service.text import serve_text
 from layered_llm.testing.byte_text import VOCABULARY_SIZE, byte_text_files
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import API_TEXT, ENGINE_SUPERVISOR, TEXT_SCHEDULER
 from layered_llm.transport.peers import api_peer_name
 
 ADDRESSES = LinkAddresses.in_process("engine", generation=1)
@@ -105,9 +106,9 @@ async def text_ends(
     links = MemoryLinks(high_water_mark=high_water_mark)
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        scheduler = enter(links.bind_scheduler_for_texts(ADDRESSES.scheduler))
-        supervisor = enter(links.bind_supervisor_for_engine(ADDRESSES.supervisor))
-        connected = {api: enter(links.connect_api_to_text(ADDRESSES.text(0), api_peer_name(api))) for api in apis}
+        scheduler = enter(links.bind(TEXT_SCHEDULER, ADDRESSES.scheduler))
+        supervisor = enter(links.bind(ENGINE_SUPERVISOR, ADDRESSES.supervisor))
+        connected = {api: enter(links.connect(API_TEXT, ADDRESSES.text(0), api_peer_name(api))) for api in apis}
         stack.enter_context(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
             files = byte_text_files()

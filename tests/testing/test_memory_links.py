@@ -8,6 +8,7 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Abort, Accepted
 from layered_llm.testing.memory_links import MemoryLinks
+from layered_llm.transport.link_specs import API_TEXT
 from layered_llm.transport.ports import SendOutcome
 
 ADDRESS = "inproc://engine/text"
@@ -29,7 +30,7 @@ def delays(*seconds: float) -> Iterator[float]:
 async def test_messages_arrive_in_order_however_long_each_is_on_its_way(autojump_clock: trio.testing.MockClock) -> None:
     drawn = delays(3.0, 1.0, 5.0)
     links = MemoryLinks(lambda: next(drawn))
-    with links.bind_text_for_apis(ADDRESS) as text, links.connect_api_to_text(ADDRESS, API) as api:
+    with links.bind(API_TEXT, ADDRESS) as text, links.connect(API_TEXT, ADDRESS, API) as api:
         for number in range(3):
             text.send_nowait(API, accepted(number))
 
@@ -41,7 +42,7 @@ async def test_messages_arrive_in_order_however_long_each_is_on_its_way(autojump
 
 async def test_a_cancelled_receive_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
     links = MemoryLinks(lambda: 1.0)
-    with links.bind_text_for_apis(ADDRESS) as text, links.connect_api_to_text(ADDRESS, API) as api:
+    with links.bind(API_TEXT, ADDRESS) as text, links.connect(API_TEXT, ADDRESS, API) as api:
         text.send_nowait(API, accepted(1))
         with trio.move_on_after(1.0):
             await api.receive()
@@ -51,16 +52,16 @@ async def test_a_cancelled_receive_loses_nothing(autojump_clock: trio.testing.Mo
 
 async def test_a_name_that_is_not_connected_is_unreachable() -> None:
     links = MemoryLinks()
-    with links.bind_text_for_apis(ADDRESS) as text:
+    with links.bind(API_TEXT, ADDRESS) as text:
         assert SendOutcome.UNREACHABLE is text.send_nowait(API, accepted(1))
 
 
 async def test_what_is_on_its_way_to_an_end_that_closes_is_lost() -> None:
     links = MemoryLinks()
-    with links.bind_text_for_apis(ADDRESS) as text:
-        with links.connect_api_to_text(ADDRESS, API):
+    with links.bind(API_TEXT, ADDRESS) as text:
+        with links.connect(API_TEXT, ADDRESS, API):
             text.send_nowait(API, accepted(1))
-        with links.connect_api_to_text(ADDRESS, API) as api:
+        with links.connect(API_TEXT, ADDRESS, API) as api:
             text.send_nowait(API, accepted(2))
 
             assert (accepted(2),) == await api.receive()
@@ -69,16 +70,16 @@ async def test_what_is_on_its_way_to_an_end_that_closes_is_lost() -> None:
 async def test_an_address_is_bound_once() -> None:
     links = MemoryLinks()
     with (
-        links.bind_text_for_apis(ADDRESS),
+        links.bind(API_TEXT, ADDRESS),
         pytest.raises(InvariantViolated, match="bound already"),
-        links.bind_text_for_apis(ADDRESS),
+        links.bind(API_TEXT, ADDRESS),
     ):
         pass
 
 
 async def test_a_stalled_peer_is_full_at_the_limit_and_gets_everything_later() -> None:
     links = MemoryLinks(high_water_mark=2)
-    with links.bind_text_for_apis(ADDRESS) as text, links.connect_api_to_text(ADDRESS, API) as api:
+    with links.bind(API_TEXT, ADDRESS) as text, links.connect(API_TEXT, ADDRESS, API) as api:
         links.stall(API)
         outcomes = [text.send_nowait(API, accepted(number)) for number in range(3)]
         links.resume(API)
@@ -89,7 +90,7 @@ async def test_a_stalled_peer_is_full_at_the_limit_and_gets_everything_later() -
 
 async def test_a_stalled_peer_takes_nothing(autojump_clock: trio.testing.MockClock) -> None:
     links = MemoryLinks()
-    with links.bind_text_for_apis(ADDRESS) as text, links.connect_api_to_text(ADDRESS, API) as api:
+    with links.bind(API_TEXT, ADDRESS) as text, links.connect(API_TEXT, ADDRESS, API) as api:
         links.stall(API)
         text.send_nowait(API, accepted(1))
         with trio.move_on_after(100.0) as scope:
@@ -101,9 +102,9 @@ async def test_a_stalled_peer_takes_nothing(autojump_clock: trio.testing.MockClo
 async def test_a_killed_peer_is_unreachable_and_loses_what_it_sent() -> None:
     links = MemoryLinks()
     with (
-        links.bind_text_for_apis(ADDRESS) as text,
-        links.connect_api_to_text(ADDRESS, API) as api,
-        links.connect_api_to_text(ADDRESS, "api-2") as other,
+        links.bind(API_TEXT, ADDRESS) as text,
+        links.connect(API_TEXT, ADDRESS, API) as api,
+        links.connect(API_TEXT, ADDRESS, "api-2") as other,
     ):
         await api.send(abort(1))
         await other.send(abort(2))
@@ -116,7 +117,7 @@ async def test_a_killed_peer_is_unreachable_and_loses_what_it_sent() -> None:
 
 async def test_what_a_killed_peer_sent_may_still_arrive() -> None:
     links = MemoryLinks()
-    with links.bind_text_for_apis(ADDRESS) as text, links.connect_api_to_text(ADDRESS, API) as api:
+    with links.bind(API_TEXT, ADDRESS) as text, links.connect(API_TEXT, ADDRESS, API) as api:
         await api.send(abort(1))
         links.kill(API, loses_sent=False)
 

@@ -15,42 +15,49 @@ from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Subm
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport import codec
-from layered_llm.transport.codec import Codec, TagTable, WireError
+from layered_llm.transport.codec import Codec, WireError
+from layered_llm.transport.link_specs import (
+    API_SUPERVISOR,
+    API_TEXT,
+    ENGINE_SUPERVISOR,
+    SCHEDULER_RUNTIME,
+    TEXT_SCHEDULER,
+    Tags,
+)
 from support.transport_strategies import MESSAGES
 
-LINKS: dict[str, tuple[TagTable[Any], Any]] = {
-    "api→text": (codec.API_TO_TEXT, api_text.ApiToText),
-    "text→api": (codec.TEXT_TO_API, api_text.TextToApi),
-    "text→scheduler": (codec.TEXT_TO_SCHEDULER, text_scheduler.TextToScheduler),
-    "scheduler→text": (codec.SCHEDULER_TO_TEXT, text_scheduler.SchedulerToText),
-    "scheduler→runtime": (codec.SCHEDULER_TO_RUNTIME, scheduler_runtime.SchedulerToRuntime),
-    "runtime→scheduler": (codec.RUNTIME_TO_SCHEDULER, scheduler_runtime.RuntimeToScheduler),
-    "api→supervisor": (codec.API_TO_SUPERVISOR, supervision.ApiToSupervisor),
-    "supervisor→api": (codec.SUPERVISOR_TO_API, supervision.SupervisorToApi),
-    "engine→supervisor": (codec.ENGINE_TO_SUPERVISOR, supervision.EngineToSupervisor),
-    "supervisor→engine": (codec.SUPERVISOR_TO_ENGINE, supervision.SupervisorToEngine),
+LINKS: dict[str, tuple[Tags[Any], Any]] = {
+    "api→text": (API_TEXT.from_connected, api_text.ApiToText),
+    "text→api": (API_TEXT.from_bound, api_text.TextToApi),
+    "text→scheduler": (TEXT_SCHEDULER.from_connected, text_scheduler.TextToScheduler),
+    "scheduler→text": (TEXT_SCHEDULER.from_bound, text_scheduler.SchedulerToText),
+    "scheduler→runtime": (SCHEDULER_RUNTIME.from_bound, scheduler_runtime.SchedulerToRuntime),
+    "runtime→scheduler": (SCHEDULER_RUNTIME.from_connected, scheduler_runtime.RuntimeToScheduler),
+    "api→supervisor": (API_SUPERVISOR.from_connected, supervision.ApiToSupervisor),
+    "supervisor→api": (API_SUPERVISOR.from_bound, supervision.SupervisorToApi),
+    "engine→supervisor": (ENGINE_SUPERVISOR.from_connected, supervision.EngineToSupervisor),
+    "supervisor→engine": (ENGINE_SUPERVISOR.from_bound, supervision.SupervisorToEngine),
 }
-TAGGED = [(link, tag) for link, (table, _) in LINKS.items() for tag in table.classes]
+TAGGED = [(link, tag) for link, (table, _) in LINKS.items() for tag in table]
 
 
 def members(union: Any) -> list[type]:
     return list(typing.get_args(union)) if isinstance(union, types.UnionType) else [union]
 
 
-def loopback(table: TagTable[Any]) -> Codec[Any, Any]:
+def loopback(table: Tags[Any]) -> Codec[Any, Any]:
     return Codec(outbound=table, inbound=table)
 
 
 def decoded(*frames: bytes) -> TextToApi:
-    return Codec(outbound=codec.API_TO_TEXT, inbound=codec.TEXT_TO_API).decode(frames)
+    return Codec(outbound=API_TEXT.from_connected, inbound=API_TEXT.from_bound).decode(frames)
 
 
 @pytest.mark.parametrize("link", LINKS)
 def test_table_covers_exactly_the_messages_of_its_link_once(link: str) -> None:
     table, union = LINKS[link]
 
-    by_name = sorted(message_class.__name__ for message_class in table.classes.values())
+    by_name = sorted(message_class.__name__ for message_class in table.values())
     assert sorted(member.__name__ for member in members(union)) == by_name
 
 
@@ -58,7 +65,7 @@ def test_table_covers_exactly_the_messages_of_its_link_once(link: str) -> None:
 def test_tags_have_one_byte(link: str) -> None:
     table, _ = LINKS[link]
 
-    assert {1} == {len(tag) for tag in table.classes}
+    assert {1} == {len(tag) for tag in table}
 
 
 @pytest.mark.parametrize(("link", "tag"), TAGGED)
@@ -66,7 +73,7 @@ def test_tags_have_one_byte(link: str) -> None:
 @given(data=st.data())
 def test_every_message_comes_back_equal(link: str, tag: bytes, data: st.DataObject) -> None:
     table, _ = LINKS[link]
-    message = data.draw(MESSAGES[table.classes[tag]])
+    message = data.draw(MESSAGES[table[tag]])
     end = loopback(table)
 
     frames = end.encode(message)
@@ -99,13 +106,13 @@ def mutated(draw: st.DrawFn, body: bytes) -> bytes:
 def test_mutated_bytes_are_a_valid_message_or_a_wire_error(link: str, tag: bytes, data: st.DataObject) -> None:
     table, _ = LINKS[link]
     end = loopback(table)
-    _, body = end.encode(data.draw(MESSAGES[table.classes[tag]]))
+    _, body = end.encode(data.draw(MESSAGES[table[tag]]))
 
     try:
         message = end.decode((tag, data.draw(mutated(body))))
     except WireError:
         return
-    assert isinstance(message, table.classes[tag])
+    assert isinstance(message, table[tag])
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -148,7 +155,7 @@ def test_malformed_body_is_a_wire_error(body: bytes) -> None:
 
 
 def test_columns_of_unequal_length_are_a_wire_error() -> None:
-    end = loopback(codec.SCHEDULER_TO_TEXT)
+    end = loopback(TEXT_SCHEDULER.from_bound)
     finished = text_scheduler.RequestsFinished(requests=bytes(8), choices=bytes(4), reasons=bytes(1), output_tokens=bytes(4))
     tag, body = end.encode(finished)
 
@@ -157,7 +164,7 @@ def test_columns_of_unequal_length_are_a_wire_error() -> None:
 
 
 def test_parameter_out_of_range_is_a_wire_error() -> None:
-    end = loopback(codec.API_TO_TEXT)
+    end = loopback(API_TEXT.from_connected)
     submit = Submit(request=RequestId(1), prompt=Prompt.of_text("a"), params=SamplingParams(seed=1, n=2))
     tag, body = end.encode(submit)
 
@@ -166,21 +173,21 @@ def test_parameter_out_of_range_is_a_wire_error() -> None:
 
 
 def test_body_above_the_limit_is_a_wire_error() -> None:
-    end: Codec[Any, Any] = Codec(outbound=codec.TEXT_TO_API, inbound=codec.TEXT_TO_API, max_body_bytes=10)
+    end: Codec[Any, Any] = Codec(outbound=API_TEXT.from_bound, inbound=API_TEXT.from_bound, max_body_bytes=10)
 
     with pytest.raises(WireError, match="a body of 11 bytes"):
         end.decode((b"a", bytes(11)))
 
 
 def test_body_above_the_limit_is_not_sent() -> None:
-    end: Codec[Any, Any] = Codec(outbound=codec.TEXT_TO_API, inbound=codec.TEXT_TO_API, max_body_bytes=10)
+    end: Codec[Any, Any] = Codec(outbound=API_TEXT.from_bound, inbound=API_TEXT.from_bound, max_body_bytes=10)
 
     with pytest.raises(InvariantViolated, match="at most 10"):
         end.encode(Accepted(request=RequestId(1), prompt_tokens=1))
 
 
 def test_message_of_another_link_is_not_sent() -> None:
-    end: Codec[Any, Any] = Codec(outbound=codec.TEXT_TO_API, inbound=codec.API_TO_TEXT)
+    end: Codec[Any, Any] = Codec(outbound=API_TEXT.from_bound, inbound=API_TEXT.from_connected)
 
     with pytest.raises(InvariantViolated, match="Abort is no message of this link"):
         end.encode(Abort(request=RequestId(1), reason=AbortReason.TIMEOUT))
@@ -190,11 +197,11 @@ def test_text_that_is_no_unicode_is_not_sent() -> None:
     rejected = Rejected(request=RequestId(1), reason=RejectReason.TEMPLATE_ERROR, message="\ud800")
 
     with pytest.raises(InvariantViolated, match="surrogates"):
-        loopback(codec.TEXT_TO_API).encode(rejected)
+        loopback(API_TEXT.from_bound).encode(rejected)
 
 
 def test_every_strategy_belongs_to_a_link() -> None:
-    on_links = {message_class for table, _ in LINKS.values() for message_class in table.classes.values()}
+    on_links = {message_class for table, _ in LINKS.values() for message_class in table.values()}
 
     assert on_links == set(MESSAGES)
     assert all(attrs.has(message_class) for message_class in MESSAGES)

@@ -9,33 +9,19 @@ import trio.testing
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, TextToApi
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, RuntimeToScheduler, SchedulerToRuntime, StepCompleted
-from layered_llm.transport.codec import (
-    API_TO_TEXT,
-    RUNTIME_TO_SCHEDULER,
-    SCHEDULER_TO_RUNTIME,
-    TEXT_TO_API,
-    Codec,
-    WireError,
-)
-from layered_llm.transport.links import (
-    DealerLink,
-    RouterLink,
-    bind_named,
-    bind_router,
-    connect_blocking,
-    connect_dealer,
-    identity_of,
-)
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.transport.codec import Codec, WireError
+from layered_llm.transport.link_specs import API_TEXT, SCHEDULER_RUNTIME
+from layered_llm.transport.links import DealerLink, RouterLink, ZmqLinks, identity_of
 from layered_llm.transport.ports import Garbled, LinkClosed, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.zmq_socket import MessageContext, SocketOptions
 
-API_END: Codec[ApiToText, TextToApi] = Codec(outbound=API_TO_TEXT, inbound=TEXT_TO_API)
-TEXT_END: Codec[TextToApi, ApiToText] = Codec(outbound=TEXT_TO_API, inbound=API_TO_TEXT)
-SCHEDULER_END: Codec[SchedulerToRuntime, RuntimeToScheduler] = Codec(
-    outbound=SCHEDULER_TO_RUNTIME, inbound=RUNTIME_TO_SCHEDULER
-)
-RUNTIME_END: Codec[RuntimeToScheduler, SchedulerToRuntime] = Codec(outbound=RUNTIME_TO_SCHEDULER, inbound=SCHEDULER_TO_RUNTIME)
+API_END: Codec[ApiToText, TextToApi] = Codec(outbound=API_TEXT.from_connected, inbound=API_TEXT.from_bound)
+RANKS = ("runtime-0",)
+
+
+def links(context: MessageContext) -> ZmqLinks:
+    return ZmqLinks(context, context)
 
 
 def abort(number: int) -> Abort:
@@ -58,8 +44,8 @@ def completed(step: ExecuteStep) -> StepCompleted:
 def api_and_text(
     context: MessageContext, address: str
 ) -> tuple[MessageLink[ApiToText, TextToApi], PeerLink[TextToApi, ApiToText]]:
-    text: RouterLink[TextToApi, ApiToText] = bind_router(context, address, codec=TEXT_END)
-    api: DealerLink[ApiToText, TextToApi] = connect_dealer(context, address, name="api-3f2a", codec=API_END)
+    text: RouterLink[TextToApi, ApiToText] = links(context).bind(API_TEXT, address)
+    api: DealerLink[ApiToText, TextToApi] = links(context).connect(API_TEXT, address, "api-3f2a")
     return api, text
 
 
@@ -130,7 +116,7 @@ async def test_peer_without_a_proper_name_garbles_under_its_identity(context: Me
 
 async def test_garbling_server_is_a_wire_error(context: MessageContext, address: str) -> None:
     text = context.bind_router(address, SocketOptions())
-    api: DealerLink[ApiToText, TextToApi] = connect_dealer(context, address, name="api-1", codec=API_END)
+    api: DealerLink[ApiToText, TextToApi] = links(context).connect(API_TEXT, address, "api-1")
     await api.send(abort(1))
     await text.recv()
     text.send_nowait((b"api-1", b"?", b""))
@@ -151,7 +137,7 @@ def test_improper_name_is_refused(name: str) -> None:
 
 
 async def test_link_is_closed_by_its_block(context: MessageContext) -> None:
-    with connect_dealer(context, "inproc://link", name="api-1", codec=API_END) as api:
+    with links(context).connect(API_TEXT, "inproc://link", "api-1") as api:
         pass
 
     with pytest.raises(trio.ClosedResourceError):
@@ -160,8 +146,8 @@ async def test_link_is_closed_by_its_block(context: MessageContext) -> None:
 
 async def test_last_words_of_a_closing_client_arrive(context: MessageContext, socket_directory: Path) -> None:
     address = f"ipc://{socket_directory}/link"
-    text = bind_router(context, address, codec=TEXT_END)
-    api = connect_dealer(context, address, name="api-1", codec=API_END)
+    text = links(context).bind(API_TEXT, address)
+    api = links(context).connect(API_TEXT, address, "api-1")
     await api.send(abort(1))
     api.close(linger_ms=1000)
 
@@ -170,7 +156,7 @@ async def test_last_words_of_a_closing_client_arrive(context: MessageContext, so
 
 def answer_steps(context: MessageContext, address: str) -> None:
     """A runtime: answers each step until its context is shut down."""
-    with connect_blocking(context, address, name="runtime-0", codec=RUNTIME_END) as link:
+    with links(context).connect_blocking(SCHEDULER_RUNTIME, address, "runtime-0") as link:
         try:
             while True:
                 link.send(completed(link.receive()))
@@ -179,19 +165,19 @@ def answer_steps(context: MessageContext, address: str) -> None:
 
 
 async def test_blocking_link_in_a_thread(context: MessageContext, address: str) -> None:
-    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
+    scheduler = links(context).bind_group(SCHEDULER_RUNTIME, address, RANKS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, answer_steps, context, address)
         for number in range(20):
             await scheduler.send(empty_step(number))
-            assert (completed(empty_step(number)),) == await scheduler.receive()
+            assert (("runtime-0", completed(empty_step(number))),) == await scheduler.receive()
         context.shutdown()
 
 
 async def test_strangers_on_a_link_with_one_peer_are_not_heard_and_get_nothing(
     context: MessageContext, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
+    scheduler = links(context).bind_group(SCHEDULER_RUNTIME, address, RANKS)
     for identity in (b"stranger", b"runtime-1", b"\xff"):
         stranger = context.connect_dealer(address, identity, SocketOptions())
         for frames in ([b"garbage"], [b"c", b"garbage"], [b"", b"", b"", b""]):
@@ -201,7 +187,7 @@ async def test_strangers_on_a_link_with_one_peer_are_not_heard_and_get_nothing(
         with trio.fail_after(20):
             for number in range(20):
                 await scheduler.send(empty_step(number))
-                assert (completed(empty_step(number)),) == await scheduler.receive()
+                assert (("runtime-0", completed(empty_step(number))),) == await scheduler.receive()
         context.shutdown()
     assert caplog.messages
 
@@ -209,9 +195,9 @@ async def test_strangers_on_a_link_with_one_peer_are_not_heard_and_get_nothing(
 async def test_however_often_a_stranger_speaks_it_is_logged_now_and_then(
     context: MessageContext, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
 ) -> None:
-    scheduler = bind_named(context, "inproc://link", peer="runtime-0", codec=SCHEDULER_END)
+    scheduler = links(context).bind_group(SCHEDULER_RUNTIME, "inproc://link", RANKS)
     stranger = context.connect_dealer("inproc://link", b"stranger", SocketOptions())
-    runtime = connect_dealer(context, "inproc://link", name="runtime-0", codec=RUNTIME_END)
+    runtime = links(context).connect(SCHEDULER_RUNTIME, "inproc://link", "runtime-0")
     lines = []
     for jump_s in (0.0, 1.0, 8.0, 2.0, 1.0):
         mock_clock.jump(jump_s)
@@ -226,12 +212,14 @@ async def test_however_often_a_stranger_speaks_it_is_logged_now_and_then(
 RUNTIME_PROCESS = """
 import sys
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
-from layered_llm.transport.codec import RUNTIME_TO_SCHEDULER, SCHEDULER_TO_RUNTIME, Codec
-from layered_llm.transport.links import connect_blocking
+from layered_llm.transport.link_specs import SCHEDULER_RUNTIME
+from layered_llm.transport.links import ZmqLinks
 from layered_llm.transport.zmq_socket import open_context
 
-codec = Codec(outbound=RUNTIME_TO_SCHEDULER, inbound=SCHEDULER_TO_RUNTIME)
-with open_context() as context, connect_blocking(context, sys.argv[1], name="runtime-0", codec=codec) as link:
+with (
+    open_context() as context,
+    ZmqLinks(context, context).connect_blocking(SCHEDULER_RUNTIME, sys.argv[1], "runtime-0") as link,
+):
     for _ in range(20):
         step = link.receive()
         link.send(StepCompleted(step=step.step, token_ids=b"", device_us=1, open_slots=0))
@@ -241,13 +229,13 @@ with open_context() as context, connect_blocking(context, sys.argv[1], name="run
 
 async def test_blocking_link_in_a_process(context: MessageContext, socket_directory: Path) -> None:
     address = f"ipc://{socket_directory}/link"
-    scheduler = bind_named(context, address, peer="runtime-0", codec=SCHEDULER_END)
+    scheduler = links(context).bind_group(SCHEDULER_RUNTIME, address, RANKS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.run_process, [sys.executable, "-c", RUNTIME_PROCESS, address])
         with trio.fail_after(20):
             for number in range(20):
                 await scheduler.send(empty_step(number))
-                assert (completed(empty_step(number)),) == await scheduler.receive()
+                assert (("runtime-0", completed(empty_step(number))),) == await scheduler.receive()
 
 
 async def test_garbling_scheduler_is_a_wire_error_for_the_runtime(context: MessageContext) -> None:
@@ -255,7 +243,7 @@ async def test_garbling_scheduler_is_a_wire_error_for_the_runtime(context: Messa
 
     def receive() -> None:
         with (
-            connect_blocking(context, "inproc://link", name="runtime-0", codec=RUNTIME_END) as link,
+            links(context).connect_blocking(SCHEDULER_RUNTIME, "inproc://link", "runtime-0") as link,
             pytest.raises(WireError, match="1 frames instead of 2"),
         ):
             link.receive()

@@ -26,7 +26,6 @@ from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
 from layered_llm.service.engine_process import all_leaves, leaves
 from layered_llm.service.launching import Launcher
-from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.own_thread import Wanted, run_in_own_thread
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.runtime import monotonic_us, runtime_options
@@ -40,7 +39,9 @@ from layered_llm.service.supervisor_loop import ApiLink, Supervisor, find_checkp
 from layered_llm.service.text import read_files, work_text
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.peers import api_peer_name
+from layered_llm.transport.link_specs import API_SUPERVISOR, SCHEDULER_RUNTIME, Links
+from layered_llm.transport.links import ZmqLinks
+from layered_llm.transport.peers import api_peer_name, peer_name
 from layered_llm.transport.ports import LinkClosed
 from layered_llm.transport.zmq_socket import MessageContext, open_context
 
@@ -171,8 +172,8 @@ class EmbeddedEngine:
         )
         address = engine_addresses(0).supervisor_for_apis
         with (
-            self._links.bind_supervisor_for_apis(address) as apis,
-            self._links.connect_api_to_supervisor(address, api_peer_name(client.api)) as link,
+            self._links.bind(API_SUPERVISOR, address) as apis,
+            self._links.connect(API_SUPERVISOR, address, api_peer_name(client.api)) as link,
         ):
             connection = EngineConnection(client, self._links, self._settings.max_open_requests, link, self._wait_exit)
             async with trio.open_nursery() as nursery:
@@ -274,5 +275,9 @@ class TaskLauncher:
         return open_device(runtime_options(self._settings, checkpoint.path), now_us=monotonic_us, check=wanted.check)
 
     def _block(self, addresses: LinkAddresses, device: Device) -> None:
-        with contextlib.suppress(LinkClosed), self._links.connect_runtime_to_scheduler(addresses.runtime(0)) as link:
+        name = peer_name(Role.RUNTIME, 0)
+        with (
+            contextlib.suppress(LinkClosed),
+            self._links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime(0), name) as link,
+        ):
             serve_device(device, link, pid=os.getpid())

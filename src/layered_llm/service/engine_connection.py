@@ -30,9 +30,9 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToApi,
 )
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
-from layered_llm.service.link_ends import Links
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
+from layered_llm.transport.link_specs import API_TEXT, Links
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, STALL_S, api_peer_name
 from layered_llm.transport.ports import MessageLink
@@ -163,7 +163,7 @@ class EngineConnection:
         name, capacity = api_peer_name(self._client.api), SLOTS_OF_A_REQUEST * self._max_open_requests
         with contextlib.ExitStack() as opened:
             links = tuple(
-                opened.enter_context(self._links.connect_api_to_text(address, name)) for address in status.text_addresses
+                opened.enter_context(self._links.connect(API_TEXT, address, name)) for address in status.text_addresses
             )
             texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
             return _Generation(status.generation, texts, links, opened.pop_all())

@@ -20,13 +20,14 @@ import trio
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
-from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.process_watch import wait_process_exit
 from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.service.settings import Settings
 from layered_llm.service.settings_fields import printable
 from layered_llm.service.supervisor_process import SupervisorAhead, start_supervisor
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import API_SUPERVISOR
+from layered_llm.transport.links import ZmqLinks
 from layered_llm.transport.peers import RESTART_WINDOW_S, api_peer_name
 from layered_llm.transport.zmq_socket import open_context
 
@@ -112,7 +113,7 @@ class EngineHost:
         return directory, LinkAddresses.in_directory(directory.path, generation=0).supervisor_for_apis
 
     async def _stay_at_one(self, links: ZmqLinks, directory: RunDirectory, address: str, leave: trio.Event) -> None:
-        with links.connect_api_to_supervisor(address, api_peer_name(self._client.api)) as link:
+        with links.connect(API_SUPERVISOR, address, api_peer_name(self._client.api)) as link:
             connection = EngineConnection(self._client, links, self._settings.max_open_requests, link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._see_to_supervisor, directory, connection, leave, nursery.cancel_scope)

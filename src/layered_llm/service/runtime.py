@@ -15,10 +15,12 @@ from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.opening import open_device
 from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
-from layered_llm.service.link_ends import ZmqLinks
 from layered_llm.service.runtime_loop import serve_device, warm_up_words
 from layered_llm.service.settings import Settings, cache_directory
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import SCHEDULER_RUNTIME
+from layered_llm.transport.links import ZmqLinks
+from layered_llm.transport.peers import peer_name
 from layered_llm.transport.zmq_socket import open_context
 
 _KERNELS: Final[Mapping[str, Literal["auto", "simd", "torch"]]] = MappingProxyType(
@@ -60,7 +62,7 @@ def monotonic_us() -> int:
 
 def work_runtime(links: ZmqLinks, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
     """Loads the model and executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
-    with links.connect_runtime_to_scheduler(addresses.runtime(0)) as link:
+    with links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime(0), peer_name(Role.RUNTIME, 0)) as link:
         say_if_due = warm_up_words(link, monotonic_us)
         device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us, check=say_if_due)
         serve_device(device, link, pid=os.getpid())

@@ -14,12 +14,13 @@ from layered_llm.domain.ids import TextId
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
-from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.schedule_trace import TraceFileError, open_trace
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import ENGINE_SUPERVISOR, SCHEDULER_RUNTIME, TEXT_SCHEDULER, Links
+from layered_llm.transport.links import ZmqLinks
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
 from layered_llm.transport.peers import peer_name
 from layered_llm.transport.zmq_socket import open_context
@@ -62,9 +63,9 @@ async def work_scheduler(
 ) -> None:
     """Schedules until told to stop. Raises TraceFileError, RuntimeFailed and StepOverdue."""
     with (
-        links.bind_scheduler_for_texts(addresses.scheduler) as texts,
-        links.bind_scheduler_for_runtime(addresses.runtime(0)) as runtime,
-        links.connect_engine_to_supervisor(addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
+        links.bind(TEXT_SCHEDULER, addresses.scheduler) as texts,
+        links.bind_group(SCHEDULER_RUNTIME, addresses.runtime(0), (peer_name(Role.RUNTIME, 0),)) as runtime,
+        links.connect(ENGINE_SUPERVISOR, addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
         open_trace(trace_file, now_s=trio.current_time(), monotonic_s=time.monotonic(), is_restart=is_restart) as trace,
     ):
         await SchedulerLoop(

@@ -43,7 +43,7 @@ from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.step_deadlines import StepDeadlines
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
-from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
+from layered_llm.transport.ports import Garbled, GroupLink, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 
 WARM_UP_SILENCE_S: Final = 600.0
@@ -65,7 +65,7 @@ class SchedulerLinks:
     """The three links of the scheduler."""
 
     texts: PeerLink[SchedulerToText, TextToScheduler]
-    runtime: MessageLink[SchedulerToRuntime, RuntimeToScheduler]
+    runtime: GroupLink[SchedulerToRuntime, RuntimeToScheduler]
     supervisor: MessageLink[EngineToSupervisor, SupervisorToEngine]
 
 
@@ -106,7 +106,7 @@ class SchedulerLoop:
         """Loading takes what it takes, and a runtime that dies is seen by its exit; one that warms up must go on saying so."""
         with trio.CancelScope() as silence:
             while True:
-                for word in await self._links.runtime.receive():
+                for _rank, word in await self._links.runtime.receive():
                     match word:
                         case RuntimeWarmingUp():
                             silence.deadline = trio.current_time() + WARM_UP_SILENCE_S
@@ -156,7 +156,7 @@ class SchedulerLoop:
 
     async def _serve_runtime(self, core: Scheduler) -> None:
         while True:
-            for message in await self._links.runtime.receive():
+            for _rank, message in await self._links.runtime.receive():
                 match message:
                     case StepCompleted():
                         self._deadlines.answered(trio.current_time())

@@ -40,13 +40,14 @@ from layered_llm.service.checkpoint import Checkpoint, CheckpointError, is_on_hu
 from layered_llm.service.engine_process import engine_processes
 from layered_llm.service.fetching import fetch_from_hub
 from layered_llm.service.launching import Launcher, ProcessLauncher
-from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Outgoing, Supervision
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
+from layered_llm.transport.link_specs import API_SUPERVISOR, ENGINE_SUPERVISOR, Links
+from layered_llm.transport.links import ZmqLinks
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, SILENCE_S, STALL_S
 from layered_llm.transport.ports import Garbled, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
@@ -162,7 +163,7 @@ class Supervisor:
         """Runs one set of engine processes until one of them ends, for whatever reason; none outlives the others."""
         generation = self._supervision.next_generation
         addresses = self._addresses(generation)
-        with self._links.bind_supervisor_for_engine(addresses.supervisor) as link:
+        with self._links.bind(ENGINE_SUPERVISOR, addresses.supervisor) as link:
             self._engine = link
             texts = tuple(addresses.text(index) for index in range(self._settings.num_tokenizers))
             self._send(self._supervision.generation_started(texts))
@@ -257,7 +258,7 @@ async def supervise(
 
     with open_context() as context:
         links = ZmqLinks(context, context)
-        with links.bind_supervisor_for_apis(addresses(0).supervisor_for_apis) as apis:
+        with links.bind(API_SUPERVISOR, addresses(0).supervisor_for_apis) as apis:
             await Supervisor(
                 settings=settings,
                 addresses=addresses,

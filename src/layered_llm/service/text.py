@@ -15,7 +15,6 @@ from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.checkpoint import DEFAULT_MODEL_FILE, DEFAULT_MODEL_SAMPLING
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
-from layered_llm.service.link_ends import Links, ZmqLinks
 from layered_llm.service.preparations import TextHelpers, prepare_in_thread
 from layered_llm.service.processes import give_back_memory
 from layered_llm.service.settings import GENERATION_CONFIG_OF_MODEL, Settings
@@ -25,6 +24,8 @@ from layered_llm.service.text_worker import TextLinks, TextWorker
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from layered_llm.text.core import TextCore
 from layered_llm.transport.addresses import LinkAddresses
+from layered_llm.transport.link_specs import API_TEXT, ENGINE_SUPERVISOR, TEXT_SCHEDULER, Links
+from layered_llm.transport.links import ZmqLinks
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
 from layered_llm.transport.peers import peer_name
 from layered_llm.transport.zmq_socket import open_context
@@ -58,9 +59,9 @@ async def serve_text(links: Links, addresses: LinkAddresses, index: int, files: 
         return TextCore(text_files=files, limits=limits)
 
     with (
-        links.bind_text_for_apis(addresses.text(index)) as apis,
-        links.connect_text_to_scheduler(addresses.scheduler, name) as scheduler,
-        links.connect_engine_to_supervisor(addresses.supervisor, name) as supervisor,
+        links.bind(API_TEXT, addresses.text(index)) as apis,
+        links.connect(TEXT_SCHEDULER, addresses.scheduler, name) as scheduler,
+        links.connect(ENGINE_SUPERVISOR, addresses.supervisor, name) as supervisor,
     ):
         worker = TextWorker(
             index=index,

@@ -36,7 +36,8 @@ from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outcome, Work
-from layered_llm.transport.peers import api_peer_name
+from layered_llm.transport.link_specs import API_SUPERVISOR, SCHEDULER_RUNTIME
+from layered_llm.transport.peers import api_peer_name, peer_name
 from layered_llm.transport.ports import MessageSink
 
 DEATH_UNNOTICED_S: Final = 0.05
@@ -189,7 +190,7 @@ class ApiProcess:
     async def run(self, max_open_requests: int) -> None:
         """Lives until it leaves or dies."""
         address = engine_addresses(0).supervisor_for_apis
-        with self._scope, self._links.connect_api_to_supervisor(address, self.name) as link:
+        with self._scope, self._links.connect(API_SUPERVISOR, address, self.name) as link:
             await EngineConnection(self.client, self._links, max_open_requests, link, self._exits.wait).run(self.leave)
         if self._scope.cancelled_caught:
             await trio.sleep(DEATH_UNNOTICED_S)
@@ -263,7 +264,7 @@ class InlineLauncher:
         device = self._options.device()
         submitted = trio.Semaphore(0)
         places = trio.Semaphore(MOST_SUBMITTED)
-        with self._links.connect_runtime_to_scheduler(address) as link:
+        with self._links.connect(SCHEDULER_RUNTIME, address, peer_name(Role.RUNTIME, 0)) as link:
             await link.send(RuntimeWarmingUp())
             await link.send(RuntimeReady(limits=device.limits, pid=0))
             async with trio.open_nursery() as nursery:

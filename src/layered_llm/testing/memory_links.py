@@ -11,30 +11,23 @@ cancelled receive loses nothing. Unlike there, a message is the same object on b
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.messages.api_text import ApiToText, TextToApi
-from layered_llm.domain.messages.scheduler_runtime import RuntimeToScheduler, SchedulerToRuntime
-from layered_llm.domain.messages.supervision import (
-    ApiToSupervisor,
-    EngineToSupervisor,
-    SupervisorToApi,
-    SupervisorToEngine,
-)
-from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.transport.link_specs import API_TEXT, LinkSpec
 from layered_llm.transport.ports import Garbled, SendOutcome
 
 OutT = TypeVar("OutT")
 InT = TypeVar("InT")
+BoundT = TypeVar("BoundT")
+ConnectedT = TypeVar("ConnectedT")
 MessageT = TypeVar("MessageT")
 
 HIGH_WATER_MARK: Final = 1000
-_ONLY_PEER: Final = "peer"
 
 Delay = Callable[[], float]
 """Draws the seconds that the next message is on its way."""
@@ -190,19 +183,21 @@ class MemoryDealerLink(Generic[OutT, InT]):
         return await self._address.take_out(self._name)
 
 
-class MemoryBoundLink(Generic[OutT, InT]):
-    """Implements `MessageLink`, on the bound side of a link with one peer."""
+class MemoryGroupLink(Generic[OutT, InT]):
+    """Implements `GroupLink`."""
 
-    def __init__(self, address: _Address) -> None:
-        self._address = address
-        address.connect(_ONLY_PEER)
+    def __init__(self, address: _Address, peers: Sequence[str]) -> None:
+        self._address, self._peers = address, peers
+        for peer in peers:
+            address.connect(peer)
 
     async def send(self, message: OutT) -> None:
         await trio.lowlevel.checkpoint()
-        self._address.send_out(_ONLY_PEER, message, HIGH_WATER_MARK)
+        for peer in self._peers:
+            self._address.send_out(peer, message, HIGH_WATER_MARK)
 
-    async def receive(self) -> tuple[InT, ...]:
-        return tuple(message for _name, message in await self._address.take_in())
+    async def receive(self) -> tuple[tuple[str, InT], ...]:
+        return await self._address.take_in()
 
 
 class MemoryLinks:
@@ -211,7 +206,7 @@ class MemoryLinks:
     def __init__(
         self, delay: Delay = no_delay, observer: LinkObserver | None = None, high_water_mark: int = HIGH_WATER_MARK
     ) -> None:
-        """`high_water_mark`: messages that wait for one peer of a bound end before the next one is refused as FULL."""
+        """`high_water_mark`: messages that wait for one API process before a text worker's next one is refused as FULL."""
         self._delay = delay
         self._observer = observer if observer is not None else _Unobserved()
         self._high_water_mark = high_water_mark
@@ -241,61 +236,28 @@ class MemoryLinks:
                 address.outbound[name].stall(is_stalled)
 
     @contextlib.contextmanager
-    def bind_text_for_apis(self, address: str) -> Iterator[MemoryPeerLink[TextToApi, ApiToText]]:
+    def bind(self, spec: LinkSpec[BoundT, ConnectedT], address: str) -> Iterator[MemoryPeerLink[BoundT, ConnectedT]]:
+        mark = self._high_water_mark if spec is API_TEXT else HIGH_WATER_MARK
         with self._bound(address) as end:
-            yield MemoryPeerLink(end, self._high_water_mark)
+            yield MemoryPeerLink(end, mark)
 
     @contextlib.contextmanager
-    def connect_api_to_text(self, address: str, name: str) -> Iterator[MemoryDealerLink[ApiToText, TextToApi]]:
-        with self._connected(address, name) as end:
+    def bind_group(
+        self, spec: LinkSpec[BoundT, ConnectedT], address: str, peers: Sequence[str]
+    ) -> Iterator[MemoryGroupLink[BoundT, ConnectedT]]:
+        with self._bound(address) as end:
+            yield MemoryGroupLink(end, peers)
+
+    @contextlib.contextmanager
+    def connect(
+        self, spec: LinkSpec[BoundT, ConnectedT], address: str, name: str
+    ) -> Iterator[MemoryDealerLink[ConnectedT, BoundT]]:
+        end = self._at(address)
+        end.connect(name)
+        try:
             yield MemoryDealerLink(end, name)
-
-    @contextlib.contextmanager
-    def bind_scheduler_for_texts(self, address: str) -> Iterator[MemoryPeerLink[SchedulerToText, TextToScheduler]]:
-        with self._bound(address) as end:
-            yield MemoryPeerLink(end, HIGH_WATER_MARK)
-
-    @contextlib.contextmanager
-    def connect_text_to_scheduler(
-        self, address: str, name: str
-    ) -> Iterator[MemoryDealerLink[TextToScheduler, SchedulerToText]]:
-        with self._connected(address, name) as end:
-            yield MemoryDealerLink(end, name)
-
-    @contextlib.contextmanager
-    def bind_scheduler_for_runtime(self, address: str) -> Iterator[MemoryBoundLink[SchedulerToRuntime, RuntimeToScheduler]]:
-        with self._bound(address) as end:
-            yield MemoryBoundLink(end)
-
-    @contextlib.contextmanager
-    def connect_runtime_to_scheduler(self, address: str) -> Iterator[MemoryDealerLink[RuntimeToScheduler, SchedulerToRuntime]]:
-        """For a runtime that runs as a task."""
-        with self._connected(address, _ONLY_PEER) as end:
-            yield MemoryDealerLink(end, _ONLY_PEER)
-
-    @contextlib.contextmanager
-    def bind_supervisor_for_apis(self, address: str) -> Iterator[MemoryPeerLink[SupervisorToApi, ApiToSupervisor]]:
-        with self._bound(address) as end:
-            yield MemoryPeerLink(end, HIGH_WATER_MARK)
-
-    @contextlib.contextmanager
-    def connect_api_to_supervisor(
-        self, address: str, name: str
-    ) -> Iterator[MemoryDealerLink[ApiToSupervisor, SupervisorToApi]]:
-        with self._connected(address, name) as end:
-            yield MemoryDealerLink(end, name)
-
-    @contextlib.contextmanager
-    def bind_supervisor_for_engine(self, address: str) -> Iterator[MemoryPeerLink[SupervisorToEngine, EngineToSupervisor]]:
-        with self._bound(address) as end:
-            yield MemoryPeerLink(end, HIGH_WATER_MARK)
-
-    @contextlib.contextmanager
-    def connect_engine_to_supervisor(
-        self, address: str, name: str
-    ) -> Iterator[MemoryDealerLink[EngineToSupervisor, SupervisorToEngine]]:
-        with self._connected(address, name) as end:
-            yield MemoryDealerLink(end, name)
+        finally:
+            end.outbound.pop(name, None)
 
     def _at(self, address: str) -> _Address:
         return self._addresses.setdefault(address, _Address(self._delay, self._observer))
@@ -311,12 +273,3 @@ class MemoryLinks:
         finally:
             end.is_bound = False
             end.inbound.drop(lambda _entry: True)
-
-    @contextlib.contextmanager
-    def _connected(self, address: str, name: str) -> Iterator[_Address]:
-        end = self._at(address)
-        end.connect(name)
-        try:
-            yield end
-        finally:
-            end.outbound.pop(name, None)

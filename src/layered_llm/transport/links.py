@@ -3,28 +3,33 @@
 Must not know: what a message means, which process it serves.
 
 A peer is known by a short name, which travels as the identity of its socket. What a garbled message does depends on who sent
-it: a link with one peer raises WireError, since that peer is our own and one of the two is broken; a link with many peers
+it: a link with one peer or a group raises WireError, since these are our own and one of us is broken; a link with any peers
 yields Garbled under the sender's name, so that one broken peer ends neither the process nor the others.
 """
 
 import logging
 import re
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
 
+import attrs
 import trio
 
 from layered_llm.transport.codec import Codec, WireError
+from layered_llm.transport.link_specs import LinkSpec
 from layered_llm.transport.ports import Garbled, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 from layered_llm.transport.zmq_socket import BlockingSocket, Frames, MessageContext, MessageSocket, RouterSocket, SocketOptions
 
 OutT = TypeVar("OutT")
 InT = TypeVar("InT")
+BoundT = TypeVar("BoundT")
+ConnectedT = TypeVar("ConnectedT")
 
 MESSAGES_PER_RECEIVE: Final = 256
 """A receiver works off at most so many messages before other tasks get their turn."""
-_DEFAULT_OPTIONS: Final = SocketOptions()
+_OPTIONS: Final = SocketOptions()
 _RETRY_S: Final = 0.01
 """A socket with several peers does not say when one of them can be reached; this one always can, until it dies."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -102,38 +107,42 @@ class RouterLink(_Closing, Generic[OutT, InT]):
             return peer, Garbled(reason=str(error))
 
 
-class NamedPeerLink(_Closing, Generic[OutT, InT]):
-    """A MessageLink with the one peer of a certain name. Whatever anybody else sends is dropped, and nothing goes to them."""
+class NamedPeersLink(_Closing, Generic[OutT, InT]):
+    """A GroupLink. Whatever anybody else sends is dropped, and nothing goes to them."""
 
-    def __init__(self, socket: RouterSocket, codec: Codec[OutT, InT], peer: str) -> None:
+    def __init__(self, socket: RouterSocket, codec: Codec[OutT, InT], peers: Sequence[str]) -> None:
         super().__init__(socket)
         self._socket = socket
         self._codec = codec
-        self._identity = identity_of(peer)
+        self._names = {identity_of(peer): peer for peer in peers}
         self._dropped = 0
         self._warnings = SparseLog()
 
-    async def receive(self) -> tuple[InT, ...]:
+    async def receive(self) -> tuple[tuple[str, InT], ...]:
         """Waits for at least one message and returns all that are there, in order. Raises WireError, ClosedResourceError."""
         while True:
             came = await self._socket.recv_many(MESSAGES_PER_RECEIVE)
-            messages = tuple(self._codec.decode(message) for identity, *message in came if identity == self._identity)
-            if len(messages) < len(came):
-                self._note_strangers(len(came) - len(messages))
-            if messages:
-                return messages
+            heard = tuple(
+                (self._names[identity], self._codec.decode(message)) for identity, *message in came if identity in self._names
+            )
+            if len(heard) < len(came):
+                self._note_strangers(len(came) - len(heard))
+            if heard:
+                return heard
 
     async def send(self, message: OutT) -> None:
-        """Waits until the link has taken the message; when cancelled, it has not. Raises ClosedResourceError."""
+        """Encodes the message once, and waits until the link has taken it for each peer. Raises ClosedResourceError."""
         await trio.lowlevel.checkpoint()
-        frames = (self._identity, *self._codec.encode(message))
-        while self._socket.send_nowait(frames) is not SendOutcome.SENT:  # noqa: ASYNC110 - no event tells of one of several peers
-            await trio.sleep(_RETRY_S)
+        frames = self._codec.encode(message)
+        for identity in self._names:
+            while self._socket.send_nowait((identity, *frames)) is not SendOutcome.SENT:  # noqa: ASYNC110 - see _RETRY_S
+                await trio.sleep(_RETRY_S)
 
     def _note_strangers(self, dropped: int) -> None:
         self._dropped += dropped
         if self._warnings.is_due(trio.current_time()):
-            logger.warning("others than %s sent what is dropped, %d messages by now", self._identity.decode(), self._dropped)
+            names = ", ".join(self._names.values())
+            logger.warning("others than %s sent what is dropped, %d messages by now", names, self._dropped)
 
 
 class BlockingLink(_Closing, Generic[OutT, InT]):
@@ -167,39 +176,35 @@ def identity_of(name: str) -> bytes:
     return name.encode("ascii")
 
 
-def connect_dealer(
-    context: MessageContext,
-    address: str,
-    *,
-    name: str,
-    codec: Codec[OutT, InT],
-    options: SocketOptions = _DEFAULT_OPTIONS,
-) -> DealerLink[OutT, InT]:
-    """A link to the process that binds `address`, now or later. Raises AddressError and LinkClosed, as all of these do."""
-    return DealerLink(context.connect_dealer(address, identity_of(name), options), codec)
+@attrs.frozen
+class ZmqLinks:
+    """Implements `Links` over the sockets of a context. All of it raises AddressError, ValueError and LinkClosed."""
+
+    _context: MessageContext
+    _blocking_context: MessageContext
+    """The same one, or one for groups and links that block alone, which can then be shut down to end a blocked thread."""
+
+    def bind(self, spec: LinkSpec[BoundT, ConnectedT], address: str) -> RouterLink[BoundT, ConnectedT]:
+        return RouterLink(self._context.bind_router(address, _OPTIONS), _bound_end(spec))
+
+    def bind_group(
+        self, spec: LinkSpec[BoundT, ConnectedT], address: str, peers: Sequence[str]
+    ) -> NamedPeersLink[BoundT, ConnectedT]:
+        """Sends wait until all of the peers have connected."""
+        return NamedPeersLink(self._blocking_context.bind_router(address, _OPTIONS), _bound_end(spec), peers)
+
+    def connect(self, spec: LinkSpec[BoundT, ConnectedT], address: str, name: str) -> DealerLink[ConnectedT, BoundT]:
+        return DealerLink(self._context.connect_dealer(address, identity_of(name), _OPTIONS), _connected_end(spec))
+
+    def connect_blocking(self, spec: LinkSpec[BoundT, ConnectedT], address: str, name: str) -> BlockingLink[ConnectedT, BoundT]:
+        """As `connect`, to be called and used by the thread that blocks."""
+        socket = self._blocking_context.connect_blocking(address, identity_of(name), _OPTIONS)
+        return BlockingLink(socket, _connected_end(spec))
 
 
-def bind_named(
-    context: MessageContext, address: str, *, peer: str, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
-) -> NamedPeerLink[OutT, InT]:
-    """The bound end of a link with the one peer of this name; sends wait until it has connected."""
-    return NamedPeerLink(context.bind_router(address, options), codec, peer)
+def _bound_end(spec: LinkSpec[BoundT, ConnectedT]) -> Codec[BoundT, ConnectedT]:
+    return Codec(outbound=spec.from_bound, inbound=spec.from_connected)
 
 
-def bind_router(
-    context: MessageContext, address: str, *, codec: Codec[OutT, InT], options: SocketOptions = _DEFAULT_OPTIONS
-) -> RouterLink[OutT, InT]:
-    """The bound end of links with any number of peers."""
-    return RouterLink(context.bind_router(address, options), codec)
-
-
-def connect_blocking(
-    context: MessageContext,
-    address: str,
-    *,
-    name: str,
-    codec: Codec[OutT, InT],
-    options: SocketOptions = _DEFAULT_OPTIONS,
-) -> BlockingLink[OutT, InT]:
-    """As `connect_dealer`, to be called and used by the thread that blocks."""
-    return BlockingLink(context.connect_blocking(address, identity_of(name), options), codec)
+def _connected_end(spec: LinkSpec[BoundT, ConnectedT]) -> Codec[ConnectedT, BoundT]:
+    return Codec(outbound=spec.from_connected, inbound=spec.from_bound)

@@ -61,6 +61,16 @@ class PeerLink(Protocol[OutT_contra, InT_co]):
         """Hands the message to the link, or says at once why it cannot."""
 
 
+class GroupLink(MessageSink[OutT_contra], Protocol[OutT_contra, InT_co]):
+    """A link with a group of named peers, which all get each message, for one sending and one receiving task.
+
+    A `send` that is cancelled may have reached some of them.
+    """
+
+    async def receive(self) -> tuple[tuple[str, InT_co], ...]:
+        """Waits for at least one message and returns all that are there, each with its peer's name."""
+
+
 class BlockingMessageLink(Protocol[OutT_contra, InT_co]):
     """A link with one peer for a thread without an event loop."""
 
