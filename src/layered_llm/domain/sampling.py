@@ -80,6 +80,8 @@ def _field(default: object, check: Callable[..., None], **limits: object) -> Any
 
 
 def _pairs(biases: LogitBias) -> tuple[tuple[int, float], ...]:
+    if biases == ():
+        return ()
     try:
         return tuple((token, bias) for token, bias in (biases.items() if isinstance(biases, Mapping) else biases))
     except (TypeError, ValueError):

@@ -65,7 +65,8 @@ class Turns(Generic[ItemT]):
         """A turn that waits until `next` returns it; whatever happens, `leave` ends it."""
         turn = Turn(tenant, cost, item)
         if tenant not in self._tenants:
-            self._forget_idle()
+            if self._tenants:
+                self._forget_idle()
             self._tenants[tenant] = _Tenant(self._chosen)
         entry = self._tenants[tenant]
         if not entry.waiting:

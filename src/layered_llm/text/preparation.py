@@ -124,12 +124,12 @@ class Preparation:
         return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
+        fault = self._token_ids.fault(tokens)
+        if tokens and fault is None:
+            return None
         param = prompt_param(self._message.prompt)
         if not tokens:
             return self._reader.reject(RejectReason.EMPTY_PROMPT, "The prompt has no tokens; at least one is needed.", param)
-        fault = self._token_ids.fault(tokens)
-        if fault is None:
-            return None
         return self._reader.reject(RejectReason.TOKEN_OUT_OF_VOCABULARY, f"The prompt holds token id {fault}.", param)
 
     def _judge_params(self, prompt_tokens: int) -> Rejected | None:
@@ -189,14 +189,18 @@ class Preparation:
             ),
             reads_cache=params.prompt_logprobs is None,
         )
-        echo = self._echo(tokens) if params.echo else ""
+        echo, offsets = "", b""
+        if params.echo:
+            echo = self._echo(tokens)
+            if self._tells_offsets:
+                offsets = pack_i32(offsets_of_text(self._reader.files.tokenizer, tokens, echo))
         return Prepared(
             admit=admit,
             params=params,
-            stops=StopAutomaton.of(params.stop),
+            stops=StopAutomaton.of(params.stop) if params.stop else None,
             end_tokens=end_tokens,
             echo=echo,
-            echo_offsets=self._echo_offsets(tokens, echo),
+            echo_offsets=offsets,
         )
 
     def _bad_words(self) -> tuple[bytes, ...] | Rejected:
@@ -229,9 +233,6 @@ class Preparation:
             return prompt.text
         return self._reader.files.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def _echo_offsets(self, tokens: "array[int]", echo: str) -> bytes:
-        return pack_i32(offsets_of_text(self._reader.files.tokenizer, tokens, echo)) if self._tells_offsets else b""
-
     @property
     def _tells_offsets(self) -> bool:
         params = self._message.params
@@ -245,6 +246,7 @@ class Preparation:
     def _token_sampling(
         self, params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int], bad_words: tuple[bytes, ...]
     ) -> TokenSampling:
+        biases = dict(params.logit_bias)
         return TokenSampling(
             temperature=0.0 if params.is_greedy else _set(params.temperature),
             top_p=_set(params.top_p),
@@ -256,8 +258,8 @@ class Preparation:
             repetition_penalty=_set(params.repetition_penalty),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            biased_ids=pack_i32(token for token, _ in params.logit_bias),
-            biases=pack_f32(bias for _, bias in params.logit_bias),
+            biased_ids=pack_i32(biases),
+            biases=pack_f32(biases.values()),
             top_n_sigma=params.top_n_sigma,
             allowed_ids=pack_i32(params.allowed_token_ids or ()),
             bad_words=bad_words,
