@@ -111,7 +111,8 @@ class TextEvent:
     def of(cls, worded: Callable[[str], Mapping[str, Any]]) -> Self:
         """`worded` gives the event's value for a text, which stands in it once, as it is."""
         one, other = event(worded("0")), event(worded("1"))
-        place = next(index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+        # They differ in one byte, whose place is that of the highest bit that differs.
+        place = len(one) - (int.from_bytes(one) ^ int.from_bytes(other)).bit_length() // 8 - 1
         return cls(one[: place - 1], one[place + 2 :])
 
     def with_text(self, text: str) -> bytes:
