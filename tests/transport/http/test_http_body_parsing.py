@@ -12,9 +12,9 @@ import trio.testing
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling import MAX_BIASED_TOKENS, MAX_CHOICES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import LARGE_BODY_BYTES, parsed
 from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.fair_work import FairWork
+from layered_llm.transport.http.incoming_body import LARGE_BODY_BYTES, parsed
 from layered_llm.transport.http.native.generate_body import parse_generate
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.openai_schema.fields import (

@@ -15,7 +15,6 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
@@ -31,10 +30,11 @@ _NAMES: Final = ("rid", "id", "request_id")
 
 async def abort_request(context: HttpContext) -> Response:
     """200 with the number of requests that were ended; 404 when the one that was named is not open, or not any more."""
-    asked = await parsed_body(context, _asked)
+    exchange = exchange_of(request)
+    asked = await exchange.body.parsed(_asked, context.fair_work, exchange.account)
     if isinstance(asked, ApiError):
         return error_reply(asked)
-    holder = exchange_of(request).holder
+    holder = exchange.holder
     is_refused = refused(Access.ADMIN, holder, context.keys, context.listening) if asked is None else None
     if is_refused is not None:
         context.refusals.count(is_refused)

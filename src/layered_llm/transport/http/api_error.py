@@ -184,6 +184,11 @@ def slow_body(slowest_bytes_per_s: int, patience_s: float) -> ApiError:
     return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=TIMEOUT, message=message, code="slow_body")
 
 
+def late_body(timeout_s: float) -> ApiError:
+    message = f"The body was not complete after {timeout_s:g} s."
+    return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=INVALID_REQUEST, message=message, code="request_timeout")
+
+
 def timed_out(message: str, code: str) -> ApiError:
     """The engine was too slow for a limit of this server; a repetition would only add to its load."""
     return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)

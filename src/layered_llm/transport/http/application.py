@@ -10,7 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from quart import Response, g, request
+from quart import Response, request
 from quart.wrappers import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -29,21 +29,15 @@ from layered_llm.transport.http.endpoints import all_endpoints
 from layered_llm.transport.http.engine_port import Engine
 from layered_llm.transport.http.incoming_body import BodyRules
 from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.media_types import refused_body
-from layered_llm.transport.http.message_framing import refused_framing
-from layered_llm.transport.http.openapi.endpoint import Handler
+from layered_llm.transport.http.openapi.endpoint import Endpoint
 from layered_llm.transport.http.openapi.pages import with_description
 from layered_llm.transport.http.pages import Asking
 from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.replies import error_reply
+from layered_llm.transport.http.request_checks import HeaderFields, fields_of, refused_body, refused_framing
 from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"
-_FIELDS: Final = (
-    *(b"host", b"origin", b"content-type", b"content-length", b"transfer-encoding"),
-    *(b"authorization", b"x-api-key", b"x-request-id"),
-)
-"""In lower case, as ASGI has them."""
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _CODES: Final = {
     413: "request_entity_too_large",
@@ -99,11 +93,11 @@ def build_application(
     app = _Application("layered_llm", static_folder=None)
     budget = ByteBudget(settings.max_unfinished_body_bytes, settings.max_unfinished_body_bytes_per_client)
     app.asgi_http_class = partial(  # type: ignore[assignment]  # only called
-        OwningConnection, BodyRules(budget, settings.retry_after_s), access_log
+        OwningConnection, BodyRules(budget, settings.retry_after_s, settings.body_timeout_s), access_log
     )
     app.asgi_websocket_class = RefusedWebsocket
     app.config["RESPONSE_TIMEOUT"] = None
-    app.config["BODY_TIMEOUT"] = settings.body_timeout_s
+    app.config["BODY_TIMEOUT"] = None
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.strict_slashes = False
     app.url_map.converters["path"] = _AnyPath
@@ -126,51 +120,42 @@ def build_application(
     return app
 
 
-def _add_routes(app: QuartTrio, context: HttpContext) -> Mapping[str, Access]:
-    """The classes of the routes, by their names."""
-    about, endpoints = context.settings.about, all_endpoints()
-    table = with_description(endpoints, version=about.version, keys=context.keys)
-    for endpoint in table:
-        for path in endpoint.paths:
-            handler = partial(endpoint.handler if endpoint.body is None else _json_only(endpoint.handler), context)
-            app.add_url_rule(path, path, handler, methods=list(endpoint.methods))
-    return {path: endpoint.access for endpoint in table for path in endpoint.paths}
+def _add_routes(app: QuartTrio, context: HttpContext) -> Mapping[str, Endpoint]:
+    """The endpoints by the names of their routes."""
+    table = with_description(all_endpoints(), version=context.settings.about.version, keys=context.keys)
+    routes = {path: endpoint for endpoint in table for path in endpoint.paths}
+    for path, endpoint in routes.items():
+        app.add_url_rule(path, path, partial(endpoint.handler, context), methods=list(endpoint.methods))
+    return routes
 
 
-def _json_only(handler: Handler) -> Handler:
-    """The same for bodies that may be JSON; of others nothing is read."""
-
-    async def guarded(context: HttpContext, **parts: str) -> Response:
-        refused = refused_body(request.headers.get("Content-Type", ""), request.headers.get("Content-Encoding", ""))
-        return await handler(context, **parts) if refused is None else error_reply(refused)
-
-    return guarded
-
-
-def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Access]) -> None:
+def _add_hooks(app: QuartTrio, context: HttpContext, routes: Mapping[str, Endpoint]) -> None:
     @app.before_request
     async def begin() -> Response | None:
         scope = cast("dict[str, Any]", request.scope)
-        fields = _fields_of(scope)
+        fields = fields_of(scope["headers"])
         asked = next(iter(fields[b"x-request-id"]), "")
         exchange = exchange_of(request)
         exchange.client_id = asked if _SANE_REQUEST_ID.fullmatch(asked) else None
-        g.request_id = exchange.request_id = exchange.client_id or context.new_hex_id()
-        if (misframed := _misframed(scope, fields)) is not None:
-            return misframed
+        exchange.request_id = exchange.client_id or context.new_hex_id()
+        if (misframed := refused_framing(scope["http_version"], fields)) is not None:
+            return error_reply(misframed, {"Connection": "close"})
         error = context.settings.pages.refused(_asking(scope, fields), is_loopback=context.listening.is_loopback)
         if error is None and scope["method"] == "OPTIONS":
             return _no_content()
-        error = error or _refused(context, exchange, classes, fields)
+        endpoint = routes.get(request.endpoint or "")
+        error = error or _refused(context, exchange, endpoint, fields)
         if error is not None:
             context.refusals.count(error)
             return error_reply(error)
+        if endpoint is not None and endpoint.body is not None and (unread := refused_body(fields)) is not None:
+            return error_reply(unread)
         exchange.body.admit(exchange.account)
         return None
 
     @app.after_request
     async def finish(response: Response) -> Response:
-        response.headers[REQUEST_ID_HEADER] = g.request_id
+        response.headers[REQUEST_ID_HEADER] = exchange_of(request).request_id
         # An answer is one request's own, and what a server says of itself holds for the moment.
         response.headers["Cache-Control"] = "no-store"
         if context.settings.pages.allowed_origins:
@@ -183,16 +168,7 @@ def _add_hooks(app: QuartTrio, context: HttpContext, classes: Mapping[str, Acces
         return response
 
 
-def _fields_of(scope: dict[str, Any]) -> dict[bytes, list[str]]:
-    """The header fields that are looked at before any handler, as often as they are there."""
-    found: dict[bytes, list[str]] = {name: [] for name in _FIELDS}
-    for name, value in scope["headers"]:
-        if name in found:
-            found[name].append(value.decode("latin-1"))
-    return found
-
-
-def _asking(scope: dict[str, Any], fields: dict[bytes, list[str]]) -> Asking:
+def _asking(scope: dict[str, Any], fields: HeaderFields) -> Asking:
     # Of a target such as http://NAME/PATH the name counts, and not the one of the header (RFC 9112, section 3.2.2).
     target: str = scope["raw_path"].decode("latin-1")
     named = [] if target.startswith("/") or "://" not in target else [target.partition("://")[2].partition("/")[0]]
@@ -204,30 +180,14 @@ def _asking(scope: dict[str, Any], fields: dict[bytes, list[str]]) -> Asking:
     )
 
 
-def _misframed(scope: dict[str, Any], fields: dict[bytes, list[str]]) -> Response | None:
-    """The answer to a request that should not have been sent so."""
-    refused = refused_framing(
-        scope["http_version"],
-        has_length=bool(fields[b"content-length"]),
-        has_transfer_encoding=bool(fields[b"transfer-encoding"]),
-    )
-    if refused is None:
-        return None
-    reply = error_reply(refused)
-    reply.headers["Connection"] = "close"
-    return reply
-
-
-def _refused(
-    context: HttpContext, exchange: Exchange, classes: Mapping[str, Access], fields: dict[bytes, list[str]]
-) -> ApiError | None:
+def _refused(context: HttpContext, exchange: Exchange, endpoint: Endpoint | None, fields: HeaderFields) -> ApiError | None:
     """Why the API key of a request does not open what it asks for, if so; its body is not read."""
     # What is no route needs a key as well, so that nobody without one learns what there is.
-    access = classes.get(request.endpoint or "", Access.KEY)
+    access = Access.KEY if endpoint is None else endpoint.access
     holder = context.keys.holder(fields[b"authorization"], fields[b"x-api-key"])
     error = refused(access, holder, context.keys, context.listening)
     if error is None and isinstance(holder, Holder):
-        exchange.holder = holder
+        exchange.identify(holder)
     return error
 
 

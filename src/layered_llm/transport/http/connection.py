@@ -48,11 +48,11 @@ class Exchange:
     """For tasks that live no longer than the exchange; it is cancelled as soon as the response is sent."""
     body: IncomingBody
     holder: Holder = ANYBODY
-    """Whose API key it came with; set before there is a handler."""
+    """Whose API key it came with; known before there is a handler."""
     client_id: str | None = None
     """The request id that the client named in a header."""
-    peer: str = ""
-    """The network that it came from, none for a Unix socket."""
+    account: str
+    """By which its turns and its bytes are counted: the API key that it came with, else the network."""
     request_id: str = ""
     """That of the answer's X-Request-Id."""
     streams: list[EngineStream] = attrs.field(factory=list)
@@ -62,14 +62,11 @@ class Exchange:
     id_prefix: str = NATIVE_PREFIX
     """Of the ids that the client sees for these."""
 
-    @property
-    def account(self) -> str:
-        """By which its turns and its bytes are counted: the API key that it came with, else the address."""
-        return f"key {self.tenant}" if self.tenant else f"peer {self.peer}"
-
-    @property
-    def tenant(self) -> str:
-        return self.holder.tenant
+    def identify(self, holder: Holder) -> None:
+        """It is known whose API key it came with."""
+        self.holder = holder
+        if holder.tenant:
+            self.account = f"key {holder.tenant}"
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -109,7 +106,9 @@ class OwningConnection(TrioASGIHTTPConnection):
 
                 body = IncomingBody(request.body, self._rules, partial(start_reader, nursery))
                 owner.callback(body.release)
-                exchange = Exchange(owner=owner, nursery=nursery, body=body, peer=_network_of(self.scope.get("client")))
+                exchange = Exchange(
+                    owner=owner, nursery=nursery, body=body, account=f"peer {_network_of(self.scope.get('client'))}"
+                )
                 cast("dict[str, Any]", self.scope)[SCOPE_KEY] = exchange
                 nursery.start_soon(self._respond, exchange, request, sent)
 
@@ -169,7 +168,7 @@ def _entry(scope: dict[str, Any], sent: "_SentMessages", begun_s: float, ended_s
         finish_reasons=tuple(dict.fromkeys(reasons)),
         id=_id(exchange.id_prefix, streams[0].request, summaries[0].name) if exchange is not None and streams else None,
         request_id="" if exchange is None else exchange.request_id,
-        key="" if exchange is None else exchange.tenant,
+        key="" if exchange is None else exchange.holder.tenant,
     )
 
 

@@ -172,7 +172,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
     if refused is not None:
         return refused
     context.drain.hold(exchange.owner)
-    placement = attrs.evolve(request.placement, tenant=exchange.tenant)
+    placement = attrs.evolve(request.placement, tenant=exchange.holder.tenant)
     streams: list[EngineStream] = []
     for place, prompt in enumerate(request.prompts):
         params = request.params_of(place)

@@ -5,6 +5,7 @@ Must not know: what they say.
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final
 
 from quart import Response
@@ -20,5 +21,6 @@ def json_reply(body: object, status: int = HTTPStatus.OK, headers: Mapping[str, 
     return Response(sse.to_json(body), status=status, headers=dict(headers or {}), content_type=JSON_TYPE)
 
 
-def error_reply(error: ApiError) -> Response:
-    return json_reply(error_object(error), error.status, error.headers())
+def error_reply(error: ApiError, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+    """With `headers` beside those of the error."""
+    return json_reply(error_object(error), error.status, {**error.headers(), **headers})

@@ -6,7 +6,6 @@ Must not know: JSON names, the engine.
 from quart import Response, request
 
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed_body
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.generation import Begun, Wording, respond
@@ -18,7 +17,8 @@ from layered_llm.transport.http.replies import error_reply
 
 async def generate(context: HttpContext) -> Response:
     """Continues one or more texts or lists of token ids."""
-    asked = await parsed_body(context, parse_generate)
+    exchange = exchange_of(request)
+    asked = await exchange.body.parsed(parse_generate, context.fair_work, exchange.account)
     if isinstance(asked, ApiError):
         return error_reply(asked)
 
@@ -26,7 +26,7 @@ async def generate(context: HttpContext) -> Response:
         return NativeAnswer(_plan(context, asked, begun))
 
     wording = Wording(stream=answer, whole=answer)
-    return await respond(context, exchange_of(request), asked, wording, is_one_body=False, names=asked.rids)
+    return await respond(context, exchange, asked, wording, is_one_body=False, names=asked.rids)
 
 
 def _plan(context: HttpContext, asked: NativeRequest, begun: Begun) -> NativePlan:

@@ -26,8 +26,7 @@ from layered_llm.domain.messages.api_text import (
 )
 from layered_llm.transport.http import api_error, sse
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.body_parsing import parsed_body
-from layered_llm.transport.http.connection import exchange_of
+from layered_llm.transport.http.connection import Exchange, exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
@@ -39,35 +38,37 @@ MOST_TOKENS_AT_ONCE: Final = 4096
 
 async def tokenize(context: HttpContext) -> Response:
     """The tokens of a text or a conversation: those that completions and chat make of it."""
-    asked = await parsed_body(context, parse_tokenize)
+    exchange = exchange_of(request)
+    asked = await exchange.body.parsed(parse_tokenize, context.fair_work, exchange.account)
     if isinstance(asked, ApiError):
         return error_reply(asked)
-    prompt, with_spellings, tenant = asked.prompt, asked.with_spellings, exchange_of(request).tenant
+    prompt, with_spellings, tenant = asked.prompt, asked.with_spellings, exchange.holder.tenant
 
     def question(request_id: RequestId) -> Tokenize:
         return Tokenize(request=request_id, prompt=prompt, with_spellings=with_spellings, tenant=tenant)
 
-    answer = await _answer(context, question, asked.model)
+    answer = await _answer(context, exchange, question, asked.model)
     match answer:
         case ApiError():
             return error_reply(answer)
         case Tokenized():
-            return Response(await _written(context, answer), content_type=JSON_TYPE)
+            return Response(await _written(context, exchange.account, answer), content_type=JSON_TYPE)
         case _:
             raise InvariantViolated(f"a Tokenize is answered with {type(answer).__name__}")
 
 
 async def detokenize(context: HttpContext) -> Response:
     """The text of tokens."""
-    asked = await parsed_body(context, parse_detokenize)
+    exchange = exchange_of(request)
+    asked = await exchange.body.parsed(parse_detokenize, context.fair_work, exchange.account)
     if isinstance(asked, ApiError):
         return error_reply(asked)
-    token_ids, skips, tenant = asked.token_ids, asked.skip_special_tokens, exchange_of(request).tenant
+    token_ids, skips, tenant = asked.token_ids, asked.skip_special_tokens, exchange.holder.tenant
 
     def question(request_id: RequestId) -> Detokenize:
         return Detokenize(request=request_id, token_ids=token_ids, skip_special_tokens=skips, tenant=tenant)
 
-    answer = await _answer(context, question, asked.model)
+    answer = await _answer(context, exchange, question, asked.model)
     match answer:
         case ApiError():
             return error_reply(answer)
@@ -79,8 +80,9 @@ async def detokenize(context: HttpContext) -> Response:
 
 async def tokenizer_info(context: HttpContext) -> Response:
     """The checkpoint's tokenizer_config.json, with its chat template."""
-    tenant = exchange_of(request).tenant
-    answer = await _answer(context, lambda request_id: DescribeTokenizer(request=request_id, tenant=tenant), None)
+    exchange = exchange_of(request)
+    tenant = exchange.holder.tenant
+    answer = await _answer(context, exchange, lambda request_id: DescribeTokenizer(request=request_id, tenant=tenant), None)
     match answer:
         case ApiError():
             return error_reply(answer)
@@ -90,13 +92,13 @@ async def tokenizer_info(context: HttpContext) -> Response:
             raise InvariantViolated(f"a DescribeTokenizer is answered with {type(answer).__name__}")
 
 
-async def _written(context: HttpContext, answer: Tokenized) -> bytes:
+async def _written(context: HttpContext, account: str, answer: Tokenized) -> bytes:
     """The body, of many tokens in a thread and piece by piece: the encoder lets nobody in between."""
     limits = context.engine.status().limits
     context_tokens = None if limits is None else limits.context_tokens
     if rows("i", answer.token_ids) <= MOST_TOKENS_AT_ONCE:
         return _tokenized(context_tokens, answer)
-    async with context.fair_work.turn(exchange_of(request).account, len(answer.token_ids)):
+    async with context.fair_work.turn(account, len(answer.token_ids)):
         return await context.fair_work.in_thread(partial(_tokenized, context_tokens, answer))
 
 
@@ -113,16 +115,15 @@ def _tokenized(context_tokens: int | None, answer: Tokenized) -> bytes:
 
 
 async def _answer(
-    context: HttpContext, question: Callable[[RequestId], TextQuestion], model: str | None
+    context: HttpContext, exchange: Exchange, question: Callable[[RequestId], TextQuestion], model: str | None
 ) -> TextAnswer | ApiError:
     """What a text worker answers; the question lives no longer than the exchange."""
     name = context.served_name(model)
     refused = name if isinstance(name, ApiError) else context.unavailable()
     if refused is not None:
         return refused
-    exchange = exchange_of(request)
     context.drain.hold(exchange.owner)
-    asked = context.engine.ask(exchange.owner, question, exchange.tenant)
+    asked = context.engine.ask(exchange.owner, question, exchange.holder.tenant)
     if isinstance(asked, Rejected):
         return api_error.rejection(asked, context.settings.retry_after_s)
     try:
