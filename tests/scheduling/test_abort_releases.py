@@ -3,7 +3,7 @@
 import pytest
 
 from layered_llm.domain.ids import RequestId
-from layered_llm.scheduling.releases import AbortRelease
+from layered_llm.scheduling.flight import AbortRelease
 from support.scheduling_rig import Rig, admit, limits, policy
 
 

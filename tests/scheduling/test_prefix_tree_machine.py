@@ -7,10 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import PageId, StepId
+from layered_llm.scheduling.invariants import tree_violations
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.pools import NO_STEP, count_everywhere
 from layered_llm.scheduling.prefix_tree import Node
-from layered_llm.scheduling.tree_invariants import tree_violations
 
 PAGES = 24
 

@@ -2,7 +2,7 @@
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, TextId
-from layered_llm.scheduling.queue_deadlines import QueueDeadlines
+from layered_llm.scheduling.open_requests import QueueDeadlines
 from support.scheduling_rig import Rig, admit, limits, policy
 
 QUEUE_US = 1_000

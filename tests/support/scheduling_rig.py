@@ -22,9 +22,9 @@ from layered_llm.domain.messages.text_scheduler import (
 )
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.flight import AbortRelease
 from layered_llm.scheduling.plan import Idle, NextStep, StepTrace
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
-from layered_llm.scheduling.releases import AbortRelease
 from support.scheduling_device import FakeDevice, Script, counting_script
 
 ChoiceKey = tuple[int, int]

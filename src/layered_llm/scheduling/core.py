@@ -29,19 +29,16 @@ from layered_llm.domain.messages.text_scheduler import (
 )
 from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRows
-from layered_llm.scheduling.flight import StepsInFlight
+from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
 from layered_llm.scheduling.invariants import SchedulerState, violations
-from layered_llm.scheduling.open_requests import OpenRequests
-from layered_llm.scheduling.orders import order_for
+from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
 from layered_llm.scheduling.plan import Hold, Idle, NextStep, PlannedStep, StepTrace
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.pools import NO_STEP
-from layered_llm.scheduling.queue_deadlines import QueueDeadlines
-from layered_llm.scheduling.releases import AbortReleases
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
-from layered_llm.scheduling.waiting import WaitingQueue
+from layered_llm.scheduling.waiting import WaitingQueue, order_for
 
 _BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
 _NO_FAILURES: Final[Mapping[Sequence, FinishReason]] = MappingProxyType({})

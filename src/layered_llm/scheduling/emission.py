@@ -10,7 +10,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns, LogprobEntries, PromptLogprobs
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TokensEmitted
-from layered_llm.scheduling.releases import AbortRelease
+from layered_llm.scheduling.flight import AbortRelease
 from layered_llm.scheduling.sequences import Sequence, TextWorker
 
 

@@ -1,6 +1,6 @@
-"""The steps that were sent and are not yet answered.
+"""The steps that were sent and are not yet answered, and the aborted requests that they still name.
 
-Must not know: how a step was planned, what becomes of its tokens.
+Must not know: how a step was planned, what becomes of its tokens, clocks (time comes in as an argument).
 
 Invariants: steps are numbered one by one and answered in that order. What is known of open slots is what was said with the
 step answered last.
@@ -9,11 +9,14 @@ step answered last.
 from collections import deque
 from collections.abc import Sequence
 
+import attrs
+
 from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import StepId
+from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.scheduling.plan import PlannedStep
+from layered_llm.scheduling.pools import NO_STEP
 
 
 class StepsInFlight:
@@ -65,3 +68,39 @@ class StepsInFlight:
         self._steps.popleft()
         self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
         return planned
+
+
+@attrs.frozen(kw_only=True)
+class AbortRelease:
+    """An abort whose request holds no page any more, in quarantine neither."""
+
+    request: RequestId
+    aborted_us: int
+    """When the abort was handled."""
+    steps: int
+    """Steps in flight that had to be acknowledged first."""
+
+
+@attrs.define(eq=False)
+class AbortReleases:
+    """The aborted requests that a step in flight still names: each waits for the last one, and no longer."""
+
+    _waiting: dict[StepId, list[AbortRelease]] = attrs.field(init=False, factory=dict)
+    _acknowledged: StepId = attrs.field(init=False, default=NO_STEP)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def aborted(self, request: RequestId, last_step: StepId, now_us: int) -> tuple[AbortRelease, ...]:
+        """`last_step` is the last step that names the request, NO_STEP for none; the release, where nothing is in flight."""
+        steps = max(0, last_step - self._acknowledged)
+        release = AbortRelease(request=request, aborted_us=now_us, steps=steps)
+        if not steps:
+            return (release,)
+        self._waiting.setdefault(last_step, []).append(release)
+        return ()
+
+    def acknowledge(self, step: StepId) -> tuple[AbortRelease, ...]:
+        """What waited for this step. Steps are acknowledged one by one, in order."""
+        self._acknowledged = step
+        return tuple(self._waiting.pop(step, ()))

@@ -4,7 +4,7 @@ Must not know: how the state came about. It reads, and changes nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -12,9 +12,9 @@ from layered_llm.domain.ids import PageId, RequestId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.scheduling.flight import StepsInFlight
 from layered_llm.scheduling.pools import IdT, PoolCensus, count_everywhere
+from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence
-from layered_llm.scheduling.tree_invariants import tree_violations
 from layered_llm.scheduling.waiting import WaitingQueue
 
 
@@ -142,3 +142,42 @@ def _progress(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
 
 def _name(sequence: Sequence) -> str:
     return f"choice {sequence.choice} of request {sequence.request}"
+
+
+def tree_violations(
+    nodes: Iterable[Node], places: Iterable[Node], *, page_size_tokens: int, evictable_pages: int
+) -> Iterator[str]:
+    """One sentence for each invariant that does not hold. `places` has one entry for each lock that somebody holds."""
+    nodes = list(nodes)
+    page_bytes = page_size_tokens * TOKEN_BYTES
+    locks = _expected_locks(places)
+    for node in nodes:
+        if node.locks != locks[node]:
+            yield f"{_node_name(node)} has {node.locks} locks, {locks[node]} are held in it or below"
+        if len(node.key) != len(node.pages) * page_bytes or (node.parent is not None) != bool(node.pages):
+            yield f"{_node_name(node)} has {len(node.pages)} pages for {len(node.key)} bytes of tokens"
+        if any(child.parent is not node or child.key[:page_bytes] != key for key, child in node.children.items()):
+            yield f"{_node_name(node)} has a child that is not its own or is kept under another key"
+        if node.parent is None and not node.locks and not node.children:
+            yield f"{_node_name(node)} is an empty tree that nobody uses"
+    if locks.keys() - set(nodes):
+        yield "somebody holds a place that is not in the prefix tree"
+    if len({node.last_use for node in nodes if node.last_use}) != sum(bool(node.last_use) for node in nodes):
+        yield "two nodes of the prefix tree were used last at one time"
+    unlocked = sum(len(node.pages) for node in nodes if not node.locks)
+    if unlocked != evictable_pages:
+        yield f"{evictable_pages} pages are counted as evictable, {unlocked} are"
+
+
+def _expected_locks(places: Iterable[Node]) -> Counter[Node]:
+    locks: Counter[Node] = Counter()
+    for place in places:
+        node: Node | None = place
+        while node is not None:
+            locks[node] += 1
+            node = node.parent
+    return locks
+
+
+def _node_name(node: Node) -> str:
+    return f"the node of pages {node.pages} in the tree of salt {node.salt!r}"

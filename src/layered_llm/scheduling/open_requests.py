@@ -1,6 +1,6 @@
-"""The requests that were taken and have not ended, and whose they are.
+"""The requests that were taken and have not ended, whose they are, and which have waited too long to start.
 
-Must not know: steps, pages, what a choice is doing.
+Must not know: steps, pages, what a choice is doing, clocks (time comes in as an argument).
 
 Invariants: nothing is kept for a request that ended. Choices are numbered in the order in which they came.
 """
@@ -8,6 +8,8 @@ Invariants: nothing is kept for a request that ended. Choices are numbered in th
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, TextId
@@ -77,3 +79,42 @@ class OpenRequests:
         if not request.open_choices:
             del self._requests[sequence.request]
             self._tenants.close_request(sequence.tenant)
+
+
+@attrs.define(eq=False)
+class QueueDeadlines:
+    """The requests of which nothing has started, oldest first.
+
+    Every request may wait equally long, so the one that came first is the first whose time is over, and none that comes later
+    is over sooner. Who has started is out: a preempted choice was promised its end.
+    """
+
+    _max_queue_us: int | None
+    """None: nobody waits too long."""
+    _queued_us: dict[RequestId, int] = attrs.field(init=False, factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._queued_us)
+
+    def came(self, request: RequestId, now_us: int) -> None:
+        if self._max_queue_us is not None:
+            self._queued_us[request] = now_us
+
+    def gone(self, request: RequestId) -> None:
+        """It started or ended; harmless when repeated."""
+        self._queued_us.pop(request, None)
+
+    def overdue(self, now_us: int) -> list[RequestId]:
+        """Those whose time is over. Takes time in proportion to them alone."""
+        found: list[RequestId] = []
+        for request, queued_us in self._queued_us.items():
+            if self._max_queue_us is None or now_us < queued_us + self._max_queue_us:
+                break
+            found.append(request)
+        return found
+
+    def next_us(self, now_us: int) -> int | None:
+        """When to look again: before that nobody's time is over, whoever comes meanwhile. None for never."""
+        if self._max_queue_us is None:
+            return None
+        return next(iter(self._queued_us.values()), now_us) + self._max_queue_us

@@ -11,12 +11,12 @@ be given: a replaced page is sent with the next step, before anybody can take th
 """
 
 from collections.abc import Container, Iterable
+from operator import attrgetter
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.scheduling.budget import decode_limit, share_chunks
-from layered_llm.scheduling.orders import arrival
 from layered_llm.scheduling.pace import Pace, attended_tokens
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
@@ -189,7 +189,7 @@ class RunningChoices:
 
     def _work(self, standing: Container[Sequence]) -> Work:
         prompts = [one for one in self._prefilling.values() if one.worker.has_credit and one not in standing]
-        prompts.sort(key=arrival)
+        prompts.sort(key=attrgetter("arrival"))
         decodes = [
             one
             for one in self._decoding.values()
@@ -249,7 +249,7 @@ class RunningChoices:
         """
         before = self.pages.available
         while self.pages.available - before + self.pages.returning < shortfall:
-            youngest = max(self._running(), key=arrival)
+            youngest = max(self._running(), key=attrgetter("arrival"))
             if youngest is sequence:
                 break
             self._preempt(planned, youngest)

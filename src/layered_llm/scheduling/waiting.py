@@ -13,16 +13,42 @@ Invariants: a choice stands in the queue at most once; a request counts as waiti
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
+from typing import Final, assert_never
 
 import attrs
 
 from layered_llm.domain.ids import RequestId
-from layered_llm.scheduling.orders import Order, arrival
+from layered_llm.scheduling.policy import AdmissionOrder
 from layered_llm.scheduling.sequences import Sequence, TextWorker
 from layered_llm.scheduling.tenants import Tenant
 
 Lane = OrderedDict[Sequence, None]
 """Choices of one tenant, worker and priority as they came. Ordered by hash, as they leave from the middle when aborted."""
+_PREFIX_WINDOW: Final = 32
+"""Looking into the cache for each choice of a long queue would cost more than a prefix that comes a little later."""
+
+
+@attrs.frozen
+class Order:
+    """The lowest rank starts first."""
+
+    window: int
+    """How many choices that came first in a lane (one worker, one priority) are looked at; behind them nothing ranks lower."""
+    rank: Callable[[Sequence], tuple[int, int]]
+
+
+def order_for(order: AdmissionOrder, *, cached_tokens: Callable[[Sequence], int]) -> Order:
+    """`cached_tokens` says how much of a waiting choice is in the cache now."""
+    match order:
+        case AdmissionOrder.FIRST_COME:
+            return Order(1, lambda sequence: (0, sequence.arrival))
+        case AdmissionOrder.PRIORITY:
+            return Order(1, lambda sequence: (sequence.admit.priority, sequence.arrival))
+        case AdmissionOrder.LONGEST_PREFIX:
+            return Order(_PREFIX_WINDOW, lambda sequence: (-cached_tokens(sequence), sequence.arrival))
+        case _:
+            assert_never(order)
 
 
 @attrs.define(eq=False)
@@ -89,15 +115,15 @@ class WaitingQueue:
         """Who starts next. None where nobody can, and while a preempted choice with credit cannot yet."""
         preempted = [sequence for sequence in self._preempted if sequence.worker.has_credit]
         if preempted:
-            oldest = min(preempted, key=arrival)
+            oldest = min(preempted, key=attrgetter("arrival"))
             return oldest if can_start(oldest) else None
-        for tenant in sorted(self._lines, key=_served):
+        for tenant in sorted(self._lines, key=attrgetter("served")):
             line = self._lines[tenant]
             candidates = list(self._candidates(line, can_start))
             if candidates and line.overtakes >= self._max_overtakes:
-                return min(candidates, key=arrival)
+                return min(candidates, key=attrgetter("arrival"))
             if candidates:
-                return self._order.choose(candidates)
+                return min(candidates, key=self._order.rank)
         return None
 
     def take(self, sequence: Sequence) -> None:
@@ -135,10 +161,6 @@ class WaitingQueue:
             self._choices_by_request[sequence.request] = count
         else:
             del self._choices_by_request[sequence.request]
-
-
-def _served(tenant: Tenant) -> int:
-    return tenant.served
 
 
 def _lane_key(sequence: Sequence) -> tuple[TextWorker, int]:

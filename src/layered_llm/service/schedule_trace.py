@@ -27,8 +27,8 @@ import attrs
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
+from layered_llm.scheduling.flight import AbortRelease
 from layered_llm.scheduling.plan import StepTrace, TracedRow
-from layered_llm.scheduling.releases import AbortRelease
 from layered_llm.service.settings_fields import user_path
 
 Event = dict[str, Any]
