@@ -47,7 +47,7 @@ def place_forgotten(scheduler: Scheduler) -> None:
 
 
 def evictable_pages_miscounted(scheduler: Scheduler) -> None:
-    scheduler._running.pages._tree._evictable_pages -= 1
+    scheduler._running.pages._tree.evictable_pages -= 1
 
 
 def half_computed_page_shared(scheduler: Scheduler) -> None:
@@ -125,7 +125,7 @@ def page_table_too_short(scheduler: Scheduler) -> None:
 
 
 def step_lost(scheduler: Scheduler) -> None:
-    scheduler._flight._steps.clear()
+    scheduler._flight.steps.clear()
 
 
 FAULTS: dict[str, Callable[[Scheduler], None]] = {

@@ -184,7 +184,7 @@ def test_names_that_come_once_do_not_pile_up() -> None:
 def test_whoever_is_ahead_is_remembered_until_the_others_are_there_too() -> None:
     tenants = Tenants()
     other, ahead = (tenants.open_request(name, least_served=0) for name in ("other", "ahead"))
-    ahead.charge_prompt(100)
+    ahead.served += 100
     tenants.close_request(ahead)
 
     tenants.open_request("new", least_served=99)
@@ -197,7 +197,7 @@ def test_whoever_is_ahead_is_remembered_until_the_others_are_there_too() -> None
 def test_with_nothing_open_there_is_no_tenant() -> None:
     tenants, random = Tenants(), Random(0)
     tenant = tenants.open_request("a", least_served=0)
-    tenant.charge_prompt(random.randrange(1, 100))
+    tenant.served += random.randrange(1, 100)
 
     tenants.close_request(tenant)
 

@@ -28,7 +28,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TextToScheduler,
 )
 from layered_llm.scheduling.admission import Load, judge
-from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRows
+from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRow
 from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
 from layered_llm.scheduling.invariants import SchedulerState, violations
 from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
@@ -38,6 +38,7 @@ from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
+from layered_llm.scheduling.tenants import OUTPUT_TOKEN_COST
 from layered_llm.scheduling.waiting import WaitingQueue, order_for
 
 _BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
@@ -119,12 +120,18 @@ class Scheduler:
         few or too many tokens.
         """
         gathered = Gathered(now_us)
-        planned, failed = self._acknowledge(result)
+        planned = self._flight.answered(result)
+        failed = _failures(planned, result) if result.failed_rows else _NO_FAILURES
+        self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
+        self._counters.steps += 1
+        self._counters.prefill_tokens += planned.prefill_tokens
+        self._counters.decode_tokens += planned.decode_rows
         gathered.is_first_failure = bool(failed) and not self._has_failed
         for sequence, reason in failed.items():
             self._has_failed = True
             self._fail(sequence, reason, gathered)
-        planned.keep_prompt_logprobs(result.prompt_logprobs)
+        if result.prompt_logprobs is not None:
+            planned.keep_prompt_logprobs(result.prompt_logprobs)
         gathered.new_tokens = self._take_tokens(planned, result, gathered) + planned.count_computed()
         gathered.releases = self._releases.acknowledge(planned.step)
         return gathered.effects(planned.step)
@@ -136,7 +143,7 @@ class Scheduler:
     @property
     def is_quiescent(self) -> bool:
         """No request is open, no step in flight, no slot to retire: every page is free or cached. Credit may still be out."""
-        return not self._open.count and not self._flight.steps and not self._running.slots_to_retire
+        return not self._open.by_id and not self._flight.steps and not self._running.slots_to_retire
 
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right. Takes time in proportion to all pages and choices."""
@@ -157,8 +164,8 @@ class Scheduler:
         return summarize(
             counters=self._counters,
             workers=self._workers.values(),
-            open_requests=self._open.count,
-            tenants=self._open.tenant_count,
+            open_requests=len(self._open.by_id),
+            tenants=self._open.tenants.count,
             waiting=self._waiting,
             running=self._running,
             steps_in_flight=len(self._flight.steps),
@@ -176,8 +183,8 @@ class Scheduler:
             raise InvariantViolated(f"request {admit.request} is admitted while it is open")
         load = Load(
             waiting_requests=self._waiting.request_count,
-            streams=self._open.count,
-            tenant_streams=self._open.streams(admit.tenant),
+            streams=len(self._open.by_id),
+            tenant_streams=self._open.tenants.streams(admit.tenant),
         )
         refused = judge(admit, limits=self._limits, policy=self._policy, load=load)
         if refused is not None:
@@ -239,8 +246,8 @@ class Scheduler:
             self._queue_deadlines.gone(sequence.request)
             self._open.of(sequence).leader = sequence
             if self._policy.prefix_cache:
-                self._counters.count_lookup(tokens=len(sequence.tokens), hit_tokens=sequence.computed_tokens)
-
+                self._counters.prefix_lookup_tokens += len(sequence.tokens)
+                self._counters.prefix_hit_tokens += sequence.computed_tokens
         return Hold.NOBODY_WAITS
 
     def _first_run(self, started: Iterable[Sequence], now_us: int) -> Iterator[int]:
@@ -252,20 +259,22 @@ class Scheduler:
 
     def _take_tokens(self, planned: PlannedStep, result: StepCompleted, gathered: Gathered) -> int:
         """Gives each choice its token and ends those that are complete; how many of the tokens are shown."""
-        dropped, worker, rows = 0, None, TokenRows()
+        dropped, worker = 0, None
+        rows: list[TokenRow] = []
         entries = entries_of(result.logprobs, len(planned.sampled))
         for sequence, token, logprobs in zip(planned.sampled, unpack_i32(result.token_ids), entries, strict=True):
             if sequence.phase is Phase.ENDED:
                 dropped += 1
                 continue
-            sequence.output_tokens += 1
+            position = sequence.output_tokens
+            sequence.output_tokens = position + 1
             sequence.tokens.append(token)
-            sequence.tenant.charge_output_token()
+            sequence.tenant.served += OUTPUT_TOKEN_COST
             if sequence.worker is not worker:
                 worker = sequence.worker
-                rows = gathered.tokens.setdefault(worker, TokenRows())
-            rows.add(sequence, token, logprobs)
-            if sequence.output_tokens == 1:
+                rows = gathered.tokens.setdefault(worker, [])
+            rows.append((sequence, position, token, logprobs))
+            if not position:
                 self._first_token(sequence, gathered)
             # An end id ends the choice wherever it comes: the runtime masks it until the choice has its minimum of tokens.
             if token in sequence.end_ids:
@@ -317,14 +326,6 @@ class Scheduler:
             self._queue_deadlines.gone(sequence.request)
             if reason in _BY_ITSELF and request.started_us is not None:
                 gathered.ended.append((gathered.now_us - request.started_us, request.preemptions))
-
-    def _acknowledge(self, result: StepCompleted) -> tuple[PlannedStep, Mapping[Sequence, FinishReason]]:
-        """What was planned, and the choices that have no result, with the reason that each ends with."""
-        planned = self._flight.answered(result)
-        failed = _failures(planned, result) if result.failed_rows else _NO_FAILURES
-        self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
-        self._counters.count_step(prefill_tokens=planned.prefill_tokens, decode_tokens=planned.decode_rows)
-        return planned, failed
 
 
 def _failures(planned: PlannedStep, result: StepCompleted) -> Mapping[Sequence, FinishReason]:

@@ -42,64 +42,10 @@ class Effects:
     """The first step of which a row failed is back."""
 
 
-@attrs.define(eq=False)
-class TokenRows:
-    """Rows of one TokensEmitted."""
-
-    _sequences: list[Sequence] = attrs.field(init=False, factory=list)
-    _positions: list[int] = attrs.field(init=False, factory=list)
-    _token_ids: list[int] = attrs.field(init=False, factory=list)
-    _logprobs: list[LogprobEntries] = attrs.field(init=False, factory=list)
-
-    def add(self, sequence: Sequence, token: int, logprobs: LogprobEntries) -> None:
-        """`token` is the last one of the output of `sequence`."""
-        self._sequences.append(sequence)
-        self._positions.append(sequence.output_tokens - 1)
-        self._token_ids.append(token)
-        self._logprobs.append(logprobs)
-
-    def message(self, step: StepId) -> TokensEmitted:
-        return TokensEmitted(
-            step=step,
-            requests=pack_i64([one.admit.request for one in self._sequences]),
-            choices=pack_i32([one.choice for one in self._sequences]),
-            positions=pack_i32(self._positions),
-            token_ids=pack_i32(self._token_ids),
-            cached_tokens=pack_i32(
-                [
-                    -1 if position else one.cached_tokens or 0
-                    for one, position in zip(self._sequences, self._positions, strict=True)
-                ]
-            ),
-            logprobs=LogprobColumns.of(self._logprobs),
-            prompt_logprobs=PromptLogprobs.of(
-                [one.take_prompt_logprobs() if one.prompt_logprobs else None for one in self._sequences]
-            ),
-        )
-
-
-@attrs.define(eq=False)
-class FinishedRows:
-    """Rows of one RequestsFinished."""
-
-    _requests: list[RequestId] = attrs.field(init=False, factory=list)
-    _choices: list[int] = attrs.field(init=False, factory=list)
-    _reasons: list[FinishReason] = attrs.field(init=False, factory=list)
-    _output_tokens: list[int] = attrs.field(init=False, factory=list)
-
-    def add(self, sequence: Sequence, reason: FinishReason, output_tokens: int) -> None:
-        self._requests.append(sequence.request)
-        self._choices.append(sequence.choice)
-        self._reasons.append(reason)
-        self._output_tokens.append(output_tokens)
-
-    def message(self) -> RequestsFinished:
-        return RequestsFinished(
-            requests=pack_i64(self._requests),
-            choices=pack_i32(self._choices),
-            reasons=pack_i8(self._reasons),
-            output_tokens=pack_i32(self._output_tokens),
-        )
+TokenRow = tuple[Sequence, int, int, LogprobEntries]
+"""A choice, the position of a token in its output, the token's id, and what is known of its log probability."""
+FinishedRow = tuple[RequestId, int, FinishReason, int]
+"""A request, the choice of it that ended, why, and with how many tokens."""
 
 
 @attrs.define(eq=False)
@@ -107,8 +53,8 @@ class Gathered:
     """Effects while they come about."""
 
     now_us: int
-    tokens: dict[TextWorker, TokenRows] = attrs.field(init=False, factory=dict)
-    finished: dict[TextWorker, FinishedRows] = attrs.field(init=False, factory=dict)
+    tokens: dict[TextWorker, list[TokenRow]] = attrs.field(init=False, factory=dict)
+    finished: dict[TextWorker, list[FinishedRow]] = attrs.field(init=False, factory=dict)
     prefill_us: list[int] = attrs.field(init=False, factory=list)
     ended: list[tuple[int, int]] = attrs.field(init=False, factory=list)
     releases: tuple[AbortRelease, ...] = ()
@@ -117,7 +63,7 @@ class Gathered:
 
     def finish(self, sequence: Sequence, reason: FinishReason, output_tokens: int) -> None:
         """A choice ends with so many tokens."""
-        self.finished.setdefault(sequence.worker, FinishedRows()).add(sequence, reason, output_tokens)
+        self.finished.setdefault(sequence.worker, []).append((sequence.request, sequence.choice, reason, output_tokens))
 
     def effects(self, step: StepId) -> Effects:
         """Each worker gets its tokens, which count against its credit, then which choices ended with `step`."""
@@ -125,9 +71,9 @@ class Gathered:
         for worker in self.tokens | self.finished if self.finished else self.tokens:
             if worker in self.tokens:
                 worker.emitted(step)
-                outgoing.append(Outgoing(worker.worker, self.tokens[worker].message(step)))
+                outgoing.append(Outgoing(worker.worker, _tokens_emitted(step, self.tokens[worker])))
             if worker in self.finished:
-                outgoing.append(Outgoing(worker.worker, self.finished[worker].message()))
+                outgoing.append(Outgoing(worker.worker, _requests_finished(self.finished[worker])))
         return Effects(
             outgoing=tuple(outgoing),
             releases=self.releases,
@@ -136,3 +82,29 @@ class Gathered:
             new_tokens=self.new_tokens,
             is_first_failure=self.is_first_failure,
         )
+
+
+def _tokens_emitted(step: StepId, rows: list[TokenRow]) -> TokensEmitted:
+    sequences, positions, token_ids, logprobs = zip(*rows, strict=True)
+    cached_tokens = [-1 if position else one.cached_tokens or 0 for one, position, _, _ in rows]
+    prompts = [one.take_prompt_logprobs() if one.prompt_logprobs else None for one in sequences]
+    return TokensEmitted(
+        step=step,
+        requests=pack_i64([one.request for one in sequences]),
+        choices=pack_i32([one.choice for one in sequences]),
+        positions=pack_i32(positions),
+        token_ids=pack_i32(token_ids),
+        cached_tokens=pack_i32(cached_tokens),
+        logprobs=LogprobColumns.of(logprobs),
+        prompt_logprobs=PromptLogprobs.of(prompts),
+    )
+
+
+def _requests_finished(rows: list[FinishedRow]) -> RequestsFinished:
+    requests, choices, reasons, output_tokens = zip(*rows, strict=True)
+    return RequestsFinished(
+        requests=pack_i64(requests),
+        choices=pack_i32(choices),
+        reasons=pack_i8(reasons),
+        output_tokens=pack_i32(output_tokens),
+    )

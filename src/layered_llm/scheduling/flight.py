@@ -7,7 +7,6 @@ step answered last.
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 import attrs
 
@@ -23,50 +22,33 @@ class StepsInFlight:
     """Numbers steps, and pairs each result with what was planned."""
 
     def __init__(self, max_steps: int) -> None:
-        self._max_steps = max_steps
-        self._steps: deque[PlannedStep] = deque()
-        self._next_step = 1
-        self._open_slots_expected = 0
-        self._open_slots_reported = 0
-
-    @property
-    def steps(self) -> Sequence[PlannedStep]:
+        self.max_steps = max_steps
+        self.steps: deque[PlannedStep] = deque()
         """The oldest first."""
-        return self._steps
+        self.next_step = StepId(1)
+        self.open_slots = (0, 0)
+        """Slots that hold state after the step answered last: how many should, and how many do as the runtime says."""
 
     @property
     def is_full(self) -> bool:
-        return len(self._steps) >= self._max_steps
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
-
-    @property
-    def next_step(self) -> StepId:
-        return StepId(self._next_step)
-
-    @property
-    def open_slots(self) -> tuple[int, int]:
-        """Slots that hold state after the step answered last: how many should, and how many do as the runtime says."""
-        return self._open_slots_expected, self._open_slots_reported
+        return len(self.steps) >= self.max_steps
 
     def sent(self, planned: PlannedStep) -> None:
-        self._next_step += 1
-        self._steps.append(planned)
+        self.next_step = StepId(planned.step + 1)
+        self.steps.append(planned)
 
     def answered(self, result: StepCompleted) -> PlannedStep:
         """The oldest step. Raises InvariantViolated where the result is another one's or has too few or too many tokens."""
-        if not self._steps or self._steps[0].step != result.step:
-            expected = self._steps[0].step if self._steps else None
+        if not self.steps or self.steps[0].step != result.step:
+            expected = self.steps[0].step if self.steps else None
             raise InvariantViolated(f"result of step {result.step}, the oldest step in flight is {expected}")
-        planned = self._steps[0]
+        planned = self.steps[0]
         if rows("i", result.token_ids) != len(planned.sampled):
             raise InvariantViolated(
                 f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
             )
-        self._steps.popleft()
-        self._open_slots_expected, self._open_slots_reported = planned.open_slots, result.open_slots
+        self.steps.popleft()
+        self.open_slots = planned.open_slots, result.open_slots
         return planned
 
 

@@ -24,28 +24,12 @@ class OpenRequests:
     def __init__(self, *, page_size_tokens: int) -> None:
         self._page_size_tokens = page_size_tokens
         self._requests: dict[RequestId, Request] = {}
-        self._tenants = Tenants()
+        self.by_id: Mapping[RequestId, Request] = MappingProxyType(self._requests)
+        self.tenants = Tenants()
         self._next_arrival = 0
 
-    @property
-    def by_id(self) -> Mapping[RequestId, Request]:
-        return MappingProxyType(self._requests)
-
-    @property
-    def count(self) -> int:
-        return len(self._requests)
-
-    @property
-    def tenant_count(self) -> int:
-        """Tenants of open requests, and those without one that are still ahead of others."""
-        return self._tenants.count
-
-    def streams(self, tenant: str) -> int:
-        """Open requests of one tenant."""
-        return self._tenants.streams(tenant)
-
     def streams_by_tenant(self) -> Counter[str]:
-        return Counter({tenant.name: tenant.open_requests for tenant in self._tenants if tenant.open_requests})
+        return Counter({tenant.name: tenant.open_requests for tenant in self.tenants if tenant.open_requests})
 
     def of(self, sequence: Sequence) -> Request:
         return self._requests[sequence.request]
@@ -64,7 +48,7 @@ class OpenRequests:
         request = open_request(
             admit,
             worker,
-            self._tenants.open_request(admit.tenant, least_served=least_served),
+            self.tenants.open_request(admit.tenant, least_served=least_served),
             first_arrival=self._next_arrival,
             page_size_tokens=self._page_size_tokens,
             now_us=now_us,
@@ -78,7 +62,7 @@ class OpenRequests:
         request.open_choices -= 1
         if not request.open_choices:
             del self._requests[sequence.request]
-            self._tenants.close_request(sequence.tenant)
+            self.tenants.close_request(sequence.tenant)
 
 
 @attrs.define(eq=False)

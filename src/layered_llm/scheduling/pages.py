@@ -18,27 +18,17 @@ class PageStore:
     """Counts in whole pages only: tokens are rounded up for each choice, as its last page is never shared."""
 
     def __init__(self, *, pages: int, page_size_tokens: int, keeps_prefixes: bool) -> None:
-        self._total = pages
-        self._page_size_tokens = page_size_tokens
-        self._keeps_prefixes = keeps_prefixes
+        self.total = pages
+        self.page_size_tokens = page_size_tokens
+        self.keeps_prefixes = keeps_prefixes
         self._pool = QuarantinePool([PageId(page) for page in reversed(range(pages))])
         self._tree = PrefixTree(page_size_tokens)
         self._unlocks: dict[StepId, list[tuple[Node, int]]] = {}
         """Locks that wait for a step in flight, with the pages that each may set free."""
-        self._acknowledged = NO_STEP
-        self._evicted = 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def page_size_tokens(self) -> int:
-        return self._page_size_tokens
-
-    @property
-    def keeps_prefixes(self) -> bool:
-        return self._keeps_prefixes
+        self.acknowledged = NO_STEP
+        """The last step that is done."""
+        self.evicted = 0
+        """Cached pages that were given to somebody else since the start."""
 
     @property
     def free(self) -> int:
@@ -62,17 +52,8 @@ class PageStore:
         """Most pages that become available with the steps in flight; less come where prefixes are held by others too."""
         return self._pool.quarantined_count + sum(pages for _, pages in self._waiting_unlocks())
 
-    @property
-    def evicted(self) -> int:
-        """Cached pages that were given to somebody else since the start."""
-        return self._evicted
-
-    @property
-    def acknowledged(self) -> StepId:
-        return self._acknowledged
-
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_size_tokens)
+        return -(-tokens // self.page_size_tokens)
 
     def find(self, salt: Salt, token_ids: bytes) -> Prefix:
         """Locks the longest kept prefix. One token at least is left to compute, as the next one is sampled from its logits."""
@@ -80,7 +61,7 @@ class PageStore:
 
     def find_tokens(self, salt: Salt, token_ids: bytes) -> int:
         """How many tokens `find` would find."""
-        return self._tree.peek(salt, token_ids, self._sharable_pages(token_ids)) * self._page_size_tokens
+        return self._tree.peek(salt, token_ids, self._sharable_pages(token_ids)) * self.page_size_tokens
 
     def keep(self, place: Node, token_ids: bytes, pages: list[PageId]) -> Prefix:
         """Adds pages full of computed tokens to the tree, behind a place that is locked; see `PrefixTree.extend`."""
@@ -94,7 +75,7 @@ class PageStore:
         """Raises InvariantViolated when fewer are available. Evicts what is missing and not a page more."""
         shortfall = count - self._pool.free_count
         if shortfall > 0:
-            self._evicted += self._evict(shortfall)
+            self.evicted += self._evict(shortfall)
         return self._pool.take(count)
 
     def give_back(self, pages: Iterable[PageId], last_step: StepId) -> None:
@@ -103,13 +84,13 @@ class PageStore:
 
     def let_go(self, place: Node, pages: int, last_step: StepId) -> None:
         """Gives the lock on a prefix of `pages` pages back, when `last_step`, the last step that names them, is done."""
-        if last_step <= self._acknowledged:
+        if last_step <= self.acknowledged:
             self._tree.unlock(place)
         else:
             self._unlocks.setdefault(last_step, []).append((place, pages))
 
     def acknowledge(self, step: StepId) -> None:
-        self._acknowledged = step
+        self.acknowledged = step
         self._pool.acknowledge(step)
         for place, _ in self._unlocks.pop(step, ()):
             self._tree.unlock(place)
@@ -133,7 +114,7 @@ class PageStore:
 
     def _sharable_pages(self, token_ids: bytes) -> int:
         tokens = len(token_ids) // TOKEN_BYTES
-        return (tokens - 1) // self._page_size_tokens if self._keeps_prefixes else 0
+        return (tokens - 1) // self.page_size_tokens if self.keeps_prefixes else 0
 
     def _evict(self, count: int) -> int:
         evicted = self._tree.evict(count)

@@ -201,14 +201,12 @@ class PlannedStep:
             sequence.counted_tokens = max(end, sequence.counted_tokens)
         return new
 
-    def keep_prompt_logprobs(self, columns: PromptLogprobs | None) -> None:
+    def keep_prompt_logprobs(self, columns: PromptLogprobs) -> None:
         """Adds what the runtime computed of prompts to the rows' choices; what comes for one that ended is dropped.
 
         One that was preempted meanwhile needs it if the step sampled its first token, and forgets it when it starts again.
         Raises InvariantViolated for too few or too many rows.
         """
-        if columns is None:
-            return
         if columns.row_count != len(self.rows):
             raise InvariantViolated(f"step {self.step} has {len(self.rows)} rows and tells of {columns.row_count}")
         for sequence, of_row in zip(self.rows, columns, strict=True):

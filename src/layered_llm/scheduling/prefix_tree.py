@@ -70,21 +70,8 @@ class PrefixTree:
         self._leaves: list[tuple[int, Node]] = []
         """A heap of (last use, node): every evictable leaf, and entries that are out of date."""
         self._nodes = 0
-        self._pages = 0
-        self._evictable_pages = 0
-
-    @property
-    def page_count(self) -> int:
-        return self._pages
-
-    @property
-    def evictable_pages(self) -> int:
+        self.evictable_pages = 0
         """Pages of nodes that nobody holds: all of them can be evicted."""
-        return self._evictable_pages
-
-    @property
-    def root_count(self) -> int:
-        return len(self._roots)
 
     def lock(self, salt: Salt, key: bytes, max_pages: int) -> Prefix:
         """The longest known prefix of `key`, of at most `max_pages` pages, locked until `unlock` is called with its place."""
@@ -121,7 +108,7 @@ class PrefixTree:
             node.locks -= 1
             node.last_use = next(self._clock)
             if not node.locks:
-                self._evictable_pages += len(node.pages)
+                self.evictable_pages += len(node.pages)
                 self._offer(node)
             node = node.parent
 
@@ -134,8 +121,7 @@ class PrefixTree:
                 kept = max(0, len(node.pages) - (count - len(evicted)))
                 evicted += node.pages[kept:]
                 self._cut(node, kept)
-        self._pages -= len(evicted)
-        self._evictable_pages -= len(evicted)
+        self.evictable_pages -= len(evicted)
         return evicted
 
     def forget(self, salt: Salt, key: bytes) -> list[PageId]:
@@ -158,8 +144,7 @@ class PrefixTree:
             if node.is_evictable:
                 freed += node.pages
                 self._cut(node, 0)
-        self._pages -= len(freed)
-        self._evictable_pages -= len(freed)
+        self.evictable_pages -= len(freed)
         return freed
 
     def nodes(self) -> Iterator[Node]:
@@ -231,7 +216,6 @@ class PrefixTree:
 
     def _append(self, place: Node, key: bytes, pages: list[PageId], *, is_extendable: bool) -> Node:
         """A leaf that only its extender holds grows by itself, so that an output is one edge and not one for each page."""
-        self._pages += len(pages)
         if is_extendable and not place.children and place.parent is not None:
             place.key += key
             place.pages += pages
@@ -239,7 +223,7 @@ class PrefixTree:
         leaf = Node(salt=place.salt, parent=place, key=key, pages=pages, last_use=next(self._clock))
         self._attach(leaf)
         self._nodes += 1
-        self._evictable_pages += len(pages)
+        self.evictable_pages += len(pages)
         return leaf
 
     def _attach(self, node: Node) -> None:
@@ -250,7 +234,7 @@ class PrefixTree:
         """One lock more for every node from `node` up to, but not with, `above`."""
         while node is not None and node is not above:
             if not node.locks:
-                self._evictable_pages -= len(node.pages)
+                self.evictable_pages -= len(node.pages)
             node.locks += 1
             node = node.parent
 

@@ -127,7 +127,7 @@ class RunningChoices:
         """Empty when nothing is to be run; its retired slots are to be sent, its preempted choices to be queued even then."""
         planned = PlannedStep(step)
         decodes, chunks = self._work_with_pages(planned)
-        if decodes or chunks or self._retired:
+        if self._replaced and (decodes or chunks or self._retired):
             self._plan_replacements(planned)
         if len(decodes) < len(self._decoding):
             self._give_up_turn(decodes)
@@ -220,8 +220,10 @@ class RunningChoices:
 
     def _missing_pages(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> int:
         size = self.pages.page_size_tokens
-        full = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
-        return full + sum(self.pages.pages_for(one.planned_tokens + count) - len(one.pages) for one, count in chunks)
+        missing = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
+        for sequence, count in chunks:
+            missing += self.pages.pages_for(sequence.planned_tokens + count) - len(sequence.pages)
+        return missing
 
     def _make_room(self, planned: PlannedStep, work: Work) -> set[Sequence]:
         """Gets pages for the work, oldest first, at the cost of the youngest; says who has to stand still for want of them.

@@ -49,10 +49,6 @@ class TextWorker:
     _unacknowledged: deque[StepId] = attrs.field(init=False, factory=deque)
     _last_emitted: StepId = attrs.field(init=False, default=NO_STEP)
 
-    @property
-    def unacknowledged_steps(self) -> int:
-        return len(self._unacknowledged)
-
     def emitted(self, step: StepId) -> None:
         self._last_emitted = step
         self._unacknowledged.append(step)
@@ -72,12 +68,15 @@ class Sequence:
     """One choice of one request. Tokens count from the start of the prompt; the output follows it."""
 
     admit: Admit
+    request: RequestId
     choice: int
     worker: TextWorker
     tenant: Tenant
     arrival: int
     """Place in the order of all choices that ever came: what first come, first served goes by."""
     prompt_tokens: int
+    plan_limit_tokens: int
+    """Where planning ends: the last sampled token is never fed back."""
     end_ids: frozenset[int]
     tokens: "array[int]"
     """Prompt and output so far."""
@@ -105,15 +104,6 @@ class Sequence:
     """Last step that names the slot and its pages; NO_STEP while a running choice's slot is not open in the runtime."""
     counted_tokens: int = 0
     """Where the part of the prompt ends that counts as computed once, however often a preemption has it computed."""
-    plan_limit_tokens: int = attrs.field(init=False)
-    """Where planning ends: the last sampled token is never fed back."""
-
-    def __attrs_post_init__(self) -> None:
-        self.plan_limit_tokens = self.prompt_tokens + self.admit.max_tokens - 1
-
-    @property
-    def request(self) -> RequestId:
-        return self.admit.request
 
     @property
     def reads_cache(self) -> bool:
@@ -136,7 +126,7 @@ class Request:
     """Pages that only the prompt fills, and of which a choice that starts with all of them has a token left to compute."""
     queued_us: int
     """When it came."""
-    open_choices: int = attrs.field(init=False)
+    open_choices: int
     started_us: int | None = attrs.field(init=False, default=None)
     """When the first step that computes some of it was planned."""
     has_output: bool = attrs.field(init=False, default=False)
@@ -144,9 +134,6 @@ class Request:
     """Of all of its choices."""
     leader: Sequence | None = attrs.field(init=False, default=None)
     """The choice that started last: it computes of the prompt what was not found."""
-
-    def __attrs_post_init__(self) -> None:
-        self.open_choices = len(self.sequences)
 
     @property
     def is_prompt_under_way(self) -> bool:
@@ -164,16 +151,22 @@ def open_request(
     sequences = (
         Sequence(
             admit=admit,
+            request=admit.request,
             choice=choice,
             worker=worker,
             tenant=tenant,
             arrival=first_arrival + choice,
             prompt_tokens=len(prompt),
+            plan_limit_tokens=len(prompt) + admit.max_tokens - 1,
             end_ids=end_ids,
             tokens=prompt[:],
         )
         for choice in range(admit.choices)
     )
     return Request(
-        worker=worker, sequences=tuple(sequences), sharable_pages=(len(prompt) - 1) // page_size_tokens, queued_us=now_us
+        worker=worker,
+        sequences=tuple(sequences),
+        sharable_pages=(len(prompt) - 1) // page_size_tokens,
+        queued_us=now_us,
+        open_choices=admit.choices,
     )

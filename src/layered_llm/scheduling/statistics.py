@@ -50,15 +50,6 @@ class Counters:
         "requests_refused_total", "Requests that the scheduler refused, by reason.", label="reason"
     )
 
-    def count_step(self, *, prefill_tokens: int, decode_tokens: int) -> None:
-        self.steps += 1
-        self.prefill_tokens += prefill_tokens
-        self.decode_tokens += decode_tokens
-
-    def count_lookup(self, *, tokens: int, hit_tokens: int) -> None:
-        self.prefix_lookup_tokens += tokens
-        self.prefix_hit_tokens += hit_tokens
-
 
 @attrs.frozen(kw_only=True)
 class SchedulerStatistics:

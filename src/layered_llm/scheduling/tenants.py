@@ -31,16 +31,6 @@ class Tenant:
     served: int = 0
     """Cost of what it was given, to be compared with other tenants' only."""
 
-    def charge_prompt(self, tokens: int) -> None:
-        self.served += PROMPT_TOKEN_COST * tokens
-
-    def charge_output_token(self) -> None:
-        self.served += OUTPUT_TOKEN_COST
-
-    def lift(self, served: int) -> None:
-        """It waits again after it did not: what it was not given meanwhile it did not want."""
-        self.served = max(self.served, served)
-
 
 class Tenants:
     """Tenants with open requests, and those without that are still ahead of others: to leave and come back settles no debt."""
@@ -51,6 +41,7 @@ class Tenants:
 
     @property
     def count(self) -> int:
+        """Tenants of open requests, and those without one that are still ahead of others."""
         return len(self._tenants)
 
     def streams(self, name: str) -> int:
@@ -64,7 +55,8 @@ class Tenants:
         as new, and forgotten when another name comes.
         """
         if name not in self._tenants:
-            self._forget_idle(least_served)
+            for idle in [one for one in self if not one.open_requests and one.served <= least_served]:
+                del self._tenants[idle.name]
             self._tenants[name] = Tenant(name)
         tenant = self._tenants[name]
         tenant.open_requests += 1
@@ -79,8 +71,3 @@ class Tenants:
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._tenants.values())
-
-    def _forget_idle(self, least_served: int) -> None:
-        for tenant in list(self._tenants.values()):
-            if not tenant.open_requests and tenant.served <= least_served:
-                del self._tenants[tenant.name]

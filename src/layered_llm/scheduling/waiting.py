@@ -21,7 +21,7 @@ import attrs
 from layered_llm.domain.ids import RequestId
 from layered_llm.scheduling.policy import AdmissionOrder
 from layered_llm.scheduling.sequences import Sequence, TextWorker
-from layered_llm.scheduling.tenants import Tenant
+from layered_llm.scheduling.tenants import PROMPT_TOKEN_COST, Tenant
 
 Lane = OrderedDict[Sequence, None]
 """Choices of one tenant, worker and priority as they came. Ordered by hash, as they leave from the middle when aborted."""
@@ -102,7 +102,7 @@ class WaitingQueue:
         """A choice that came now."""
         tenant = sequence.tenant
         if tenant not in self._lines:
-            tenant.lift(self.least_served)
+            tenant.served = max(tenant.served, self.least_served)  # what it was not given meanwhile it did not want
             self._lines[tenant] = _Line()
         self._lines[tenant].lanes.setdefault(_lane_key(sequence), OrderedDict())[sequence] = None
         self._count(sequence, 1)
@@ -132,7 +132,7 @@ class WaitingQueue:
             line = self._lines[sequence.tenant]
             is_first = all(next(iter(lane)).arrival >= sequence.arrival for lane in line.lanes.values())
             line.overtakes = 0 if is_first else line.overtakes + 1
-            sequence.tenant.charge_prompt(sequence.prefill_tokens - sequence.computed_tokens)
+            sequence.tenant.served += PROMPT_TOKEN_COST * (sequence.prefill_tokens - sequence.computed_tokens)
             self._lines.move_to_end(sequence.tenant)
         self.remove(sequence)
 

@@ -54,7 +54,7 @@ class LogprobColumns:
     def of(cls, entries: Iterable[LogprobEntries]) -> "LogprobColumns | None":
         """The columns of sampled tokens with these entries; None where none of them wants any."""
         all_entries = list(entries)
-        if all(one is NO_ENTRIES for one in all_entries):
+        if all_entries.count(NO_ENTRIES) == len(all_entries):
             return None
         return cls(
             counts=pack_i32(rows("i", one.token_ids) for one in all_entries),
