@@ -294,7 +294,7 @@ def test_sentence_piece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) ->
     tokens = sentence_piece()["tokenizer.ggml.tokens"]
     assert ["<s>", f"{SPACE}a", "<0xC3>", "<0x9F>"] == [tokens[token] for token in ids]
     state = tokenizer.start_detokenizer(skip_special_tokens=True)
-    assert "aß" == "".join(state.push([token]) for token in ids) + state.finish()
+    assert "aß" == "".join(state.push(token) for token in ids) + state.finish()
 
 
 def test_sentence_piece_without_a_space_in_front(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_the_real_tokenizer_streams_exactly(smollm2: TextFiles) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
         for skip in (False, True):
             state = tokenizer.start_detokenizer(skip_special_tokens=skip)
-            streamed = "".join(state.push([token]) for token in ids) + state.finish()
+            streamed = "".join(state.push(token) for token in ids) + state.finish()
             assert tokenizer.decode(ids, skip_special_tokens=skip) == streamed
 
 

@@ -52,6 +52,10 @@ def test_a_text_is_encoded_with_special_tokens() -> None:
     assert [tokenizer.id_of(BOS), tokenizer.id_of("hello")] == list(unpack_i32(outcome.admit.prompt_ids))
 
 
+def test_a_request_without_stop_strings_needs_no_automaton() -> None:
+    assert prepared(Prompt.of_text("hello")).stops is None
+
+
 def test_a_chat_gets_no_second_bos() -> None:
     tokenizer = byte_level_with_bos()
     template = BOS + "{{ messages[0].content }}" + EOS

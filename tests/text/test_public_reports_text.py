@@ -55,7 +55,7 @@ def test_b17_no_space_is_lost_between_tokens_that_come_alone(make: Any) -> None:
     for text in ("a b  c", " a b", "a  END"):
         ids = tokenizer.encode(text, add_special_tokens=False)
         state = tokenizer.start_detokenizer(skip_special_tokens=True)
-        streamed = "".join(state.push((token,)) for token in ids) + state.finish()
+        streamed = "".join(state.push(token) for token in ids) + state.finish()
         assert tokenizer.decode(ids, skip_special_tokens=True) == streamed
         assert text.lstrip() == streamed.lstrip()
 

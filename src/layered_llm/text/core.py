@@ -7,6 +7,7 @@ one end of each choice and then one end of the request; a request that was admit
 each of its choices, any other at once; nothing is told about a request whose API left it.
 """
 
+from collections import defaultdict
 from typing import Final, assert_never
 
 import attrs
@@ -23,6 +24,7 @@ from layered_llm.domain.messages.api_text import (
     Rejected,
     Submit,
     TextAnswer,
+    TextEmitted,
     TextQuestion,
     Tokenized,
     TokenizerDescribed,
@@ -40,12 +42,12 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.text.checkpoint_text import TextFiles
-from layered_llm.text.emission import Outgoing, TextTables
-from layered_llm.text.open_request import OpenRequest, start_choices
+from layered_llm.text.emission import Outgoing, TextRows
+from layered_llm.text.open_request import OpenRequest, open_request
 from layered_llm.text.preparation import Preparation, Prepared
 from layered_llm.text.prompt_tokens import PromptReader
 from layered_llm.text.questions import Answering
-from layered_llm.text.refusals import FELL_BEHIND, failure_sentence, fell_behind, refusal_sentence
+from layered_llm.text.refusals import FAILURES, FELL_BEHIND, fell_behind, refusal_sentence
 from layered_llm.text.text_statistics import Counters, TextStatistics, summarize
 from layered_llm.text.tokenizer import TokenIds
 
@@ -55,6 +57,8 @@ Work = Preparation | Answering
 """What a message asks for before anything is decided about it; pure, and maybe long."""
 Outcome = Prepared | TextAnswer | Rejected
 """What the work came to."""
+_Tables = defaultdict[ApiId, TextRows]
+"""What each API process gets."""
 
 MOST_DEAD_APIS: Final = 256
 """So many that died last are remembered."""
@@ -103,15 +107,7 @@ class TextCore:
                 self._counters.questions_answered += 1
                 return Outgoing(to_api=((api_of(request), outcome),))
             case Prepared(admit=admit):
-                self._admitted[request] = OpenRequest(
-                    request=request,
-                    prompt_tokens=rows("i", admit.prompt_ids),
-                    told_prompt_ids=admit.prompt_ids if outcome.params.tells_prompt_ids else b"",
-                    choices=start_choices(outcome, self._tokenizer),
-                    echo=outcome.echo,
-                    echo_offsets=outcome.echo_offsets,
-                    is_prompt_only=outcome.is_prompt_only,
-                )
+                self._admitted[request] = open_request(outcome, self._tokenizer)
                 return Outgoing(to_scheduler=(admit,))
             case _:
                 assert_never(outcome)
@@ -124,7 +120,7 @@ class TextCore:
             self._counters.aborts_handled += 1
             return Outgoing()
         request = self._admitted.get(message.request)
-        if request is None or request.is_silent or request.has_ended:
+        if request is None or request.is_silent or not request.unended_choices:
             self._counters.aborts_late += 1
             return Outgoing()
         request.is_silent = True
@@ -149,12 +145,12 @@ class TextCore:
             self._bury(api)
             return Outgoing(to_scheduler=orders)
         unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
-        tables = TextTables(self._tokenizer.token_bytes)
+        tables: _Tables = defaultdict(TextRows)
         for request in gone:
             if request.is_queued:
                 self._end_all(request, tables)
         verdicts = [(api, fell_behind(request_id)) for request_id in unanswered]
-        return Outgoing(to_scheduler=orders, to_api=(*verdicts, *tables.messages()))
+        return Outgoing(to_scheduler=orders, to_api=(*verdicts, *self._messages(tables)))
 
     def from_scheduler(self, message: SchedulerToText) -> Outgoing:
         """Raises InvariantViolated for what does not fit what came before: then our own scheduler or we are wrong."""
@@ -178,8 +174,12 @@ class TextCore:
         counters = self._counters
         broken = [f"request {request} is both prepared and admitted" for request in self._preparing & self._admitted.keys()]
         for request in self._admitted.values():
-            if request.is_confirmed:
+            if not request.unconfirmed_choices:
                 broken.append(f"request {request.request} is kept although the scheduler finished it")
+            unended = [choice for choice in request.choices if not choice.has_ended]
+            unconfirmed = [choice for choice in request.choices if not choice.is_confirmed]
+            if (len(unended), len(unconfirmed)) != (request.unended_choices, request.unconfirmed_choices):
+                broken.append(f"request {request.request} counts its choices wrongly")
             if any(choice.is_confirmed and not choice.has_ended for choice in request.choices) and not request.is_silent:
                 broken.append(f"request {request.request} has a choice whose end was not told")
         ended = counters.requests_confirmed + counters.questions_answered
@@ -220,7 +220,7 @@ class TextCore:
         return [
             request
             for request in self._admitted.values()
-            if api_of(request.request) == api and not request.is_silent and not request.has_ended
+            if request.api == api and not request.is_silent and request.unended_choices
         ]
 
     def _queued(self, message: Queued) -> Outgoing:
@@ -231,7 +231,7 @@ class TextCore:
         self._counters.requests_accepted += 1
         self._counters.prompt_tokens += request.prompt_tokens
         accepted = Accepted(request=message.request, prompt_tokens=request.prompt_tokens, prompt_ids=request.told_prompt_ids)
-        return Outgoing(to_api=((api_of(message.request), accepted),))
+        return Outgoing(to_api=((request.api, accepted),))
 
     def _refused(self, message: Refused) -> Outgoing:
         request = self._unanswered(message.request)
@@ -253,7 +253,7 @@ class TextCore:
         return request
 
     def _tokens(self, message: TokensEmitted) -> Outgoing:
-        tables = TextTables(self._tokenizer.token_bytes)
+        tables: _Tables = defaultdict(TextRows)
         orders: list[TextToScheduler] = []
         columns = zip(
             unpack_i64(message.requests),
@@ -270,22 +270,21 @@ class TextCore:
             choice = request.receive(index, position, cached_tokens)
             if choice.has_ended or request.is_silent:
                 continue
-            if position == 0:
-                tables.prompt(request.request, index, request.echo, prompt, request.echo_offsets)
+            if position == 0 and (request.echo or prompt is not None):
+                tables[request.api].prompt(request.request, index, request.echo, prompt, request.echo_offsets)
             if request.is_prompt_only:
                 continue
-            text = choice.text.push(token)
-            offset = choice.text.offset(token)
-            tables.token(request.request, index, token, text, logprobs=logprobs, offset=offset)
-            if choice.text.matched_string is not None:
-                orders.append(StopChoice(request=request.request, choice=index, output_tokens=choice.text.tokens))
+            state = choice.text
+            text = state.push(token)
+            tables[request.api].token(request.request, index, token, text, logprobs=logprobs, offset=state.offset)
+            if state.matched_string is not None:
+                orders.append(StopChoice(request=request.request, choice=index, output_tokens=state.tokens))
                 self._end_choice(request, index, tables, FinishReason.STOP, text="")
-                self._end_if_complete(request, tables)
         self._counters.steps_taken += 1
-        return Outgoing(to_scheduler=(*orders, StepsTaken(step=message.step)), to_api=tables.messages())
+        return Outgoing(to_scheduler=(*orders, StepsTaken(step=message.step)), to_api=self._messages(tables))
 
     def _finished(self, message: RequestsFinished) -> Outgoing:
-        tables = TextTables(self._tokenizer.token_bytes)
+        tables: _Tables = defaultdict(TextRows)
         columns = zip(
             unpack_i64(message.requests),
             unpack_i32(message.choices),
@@ -297,31 +296,31 @@ class TextCore:
             request, reason = self._known(request_id), FinishReason(code)
             choice = request.confirm(index, reason, output_tokens)
             if not choice.has_ended and not request.is_silent:
-                request.error = failure_sentence(reason) or request.error
+                request.error = FAILURES.get(reason, request.error)
                 self._end_choice(request, index, tables, reason, text=choice.text.finish())
-                self._end_if_complete(request, tables)
-            if request.is_confirmed:
+            if not request.unconfirmed_choices:
                 del self._admitted[request.request]
                 self._counters.requests_confirmed += 1
-        return Outgoing(to_api=tables.messages())
+        return Outgoing(to_api=self._messages(tables))
 
-    def _end_choice(self, request: OpenRequest, index: int, tables: TextTables, reason: FinishReason, *, text: str) -> None:
-        """Tells the end of a choice. A stop string, if complete, has the last word over the scheduler's reason."""
-        choice = request.choices[index]
-        choice.has_ended = True
+    def _end_choice(self, request: OpenRequest, index: int, tables: _Tables, reason: FinishReason, *, text: str) -> None:
+        """The end of a choice, and with the last one that of the request.
+
+        A stop string, if complete, has the last word over the scheduler's reason.
+        """
+        choice = request.end(index)
         matched: str | int | None = None
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and choice.text.matched_string is not None:
             reason, matched = FinishReason.STOP, choice.text.matched_string
             self._counters.stop_strings_matched += 1
         elif reason is FinishReason.STOP:
             matched = choice.text.matched_token
-        tables.finish(request.request, index, text=text, reason=reason, matched_stop=matched)
+        table = tables[request.api]
+        table.finish(request.request, index, text=text, reason=reason, matched_stop=matched)
         self._counters.finished[reason] += 1
         self._counters.generation_tokens += choice.text.tokens
-
-    def _end_if_complete(self, request: OpenRequest, tables: TextTables) -> None:
-        if request.has_ended:
-            tables.end(
+        if not request.unended_choices:
+            table.end(
                 request.request,
                 prompt_tokens=request.prompt_tokens,
                 completion_tokens=request.completion_tokens,
@@ -329,9 +328,11 @@ class TextCore:
                 error=request.error,
             )
 
-    def _end_all(self, request: OpenRequest, tables: TextTables) -> None:
+    def _end_all(self, request: OpenRequest, tables: _Tables) -> None:
         request.error = FELL_BEHIND
         for index, choice in enumerate(request.choices):
             if not choice.has_ended:
                 self._end_choice(request, index, tables, FinishReason.ABORT, text="")
-        self._end_if_complete(request, tables)
+
+    def _messages(self, tables: _Tables) -> tuple[tuple[ApiId, TextEmitted], ...]:
+        return tuple((api, table.message(self._tokenizer.token_bytes)) for api, table in tables.items())

@@ -1,14 +1,13 @@
-"""Token ids in, text out, token by token, exact for every split.
+"""Token ids in, text out, token by token, exactly.
 
 Must not know: requests, stop strings, how tables are made.
 
-Invariant: for any split of ids into pushes, the pushed texts and the final flush concatenate to what the tokenizer's own decode
+Invariant: the pushed texts and the final flush concatenate to what the tokenizer's own decode
 gives for all ids at once. Text is held only while later tokens can still change it: an incomplete UTF-8 character of a
 byte-level tokenizer, or a run of byte-fallback tokens, whose bytes decode together or each to U+FFFD.
 """
 
 import codecs
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -21,8 +20,8 @@ _Utf8Decoder: Final = codecs.getincrementaldecoder("utf-8")
 class Detokenizer(Protocol):
     """The state of one choice."""
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain once these tokens follow those before."""
+    def push(self, token: int) -> str:
+        """The text that is certain once this token follows those before."""
 
     def finish(self) -> str:
         """The text still held, when nothing follows. Call it once, last."""
@@ -40,9 +39,8 @@ class ByteLevelDetokenizer:
         self._piece = table.shown.get
         self._decoder = _Utf8Decoder("replace")
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        piece = self._piece
-        return self._decoder.decode(b"".join([piece(token, b"") for token in token_ids]))
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._piece(token, b""))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", True)
@@ -60,20 +58,15 @@ class PieceDetokenizer:
     def __attrs_post_init__(self) -> None:
         self._strip = list(self._table.strip)
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        parts: list[str] = []
-        for token in token_ids:
-            piece = (self._table.first if self._is_first else self._table.shown).get(token)
-            if piece is None:
-                continue
-            self._is_first = False
-            if isinstance(piece, int):
-                self._run.append(piece)
-                continue
-            if self._run:
-                parts.append(self._end_run())
-            parts.append(piece)
-        return self._stripped("".join(parts))
+    def push(self, token: int) -> str:
+        piece = (self._table.first if self._is_first else self._table.shown).get(token)
+        if piece is None:
+            return ""
+        self._is_first = False
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        return self._stripped(self._end_run() + piece if self._run else piece)
 
     def finish(self) -> str:
         return self._stripped(self._end_run())

@@ -9,14 +9,12 @@ The text of an end token (eos or stop token id) is not shown unless the request 
 all the same. A stop string counts after `min_tokens` tokens only, as end tokens do.
 """
 
-from operator import attrgetter
-from typing import Final
-
 import attrs
 
+from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.ids import RequestId
+from layered_llm.domain.ids import ApiId, RequestId, api_of
 from layered_llm.text.detokenizer import Detokenizer
 from layered_llm.text.preparation import EndTokens, Prepared
 from layered_llm.text.stop_strings import StopScanner
@@ -35,51 +33,44 @@ class ChoiceText:
     _min_tokens: int
     _offsets: TextOffsets | None = None
     """Where anybody asks for them."""
-    _end_token: int | None = None
     tokens: int = 0
     """How many count: all that were pushed, the one that completed a stop string being the last."""
-
-    @property
-    def matched_string(self) -> str | None:
-        """The stop string that is complete; nothing is pushed after it."""
-        return None if self._scanner is None else self._scanner.matched
-
-    @property
-    def end_token(self) -> int | None:
-        """The last token, if it was an end token."""
-        return self._end_token
+    end_token: int | None = None
+    """The last token, if it was an end token."""
+    matched_string: str | None = None
+    """The stop string that is complete; nothing is pushed after it."""
+    offset: int = 0
+    """Where the text of the last token begins; 0 where nobody asks."""
 
     @property
     def matched_token(self) -> int | None:
         """The last token, if it was an end token that only the request named."""
-        return self._end_token if self._end_token in self._end_tokens.named else None
+        return self.end_token if self.end_token in self._end_tokens.named else None
 
     def push(self, token: int) -> str:
         """The text that is certain with this token; empty while a character or a possible stop string is incomplete."""
         self.tokens += 1
-        self._end_token = token if token in self._end_tokens.ids else None
-        if self._end_token is not None and not self._includes_stop:
+        self.end_token = token if token in self._end_tokens.ids else None
+        is_hidden = self.end_token is not None and not self._includes_stop
+        if self._offsets is not None:
+            self.offset = self._offsets.chars if is_hidden else self._offsets.push(token)
+        if is_hidden:
             return ""
-        return self._scanned(self._detokenizer.push((token,)))
-
-    def offset(self, token: int) -> int:
-        """Where the text of `token` begins, which is the one that was pushed last; 0 where nobody asks."""
-        if self._offsets is None:
-            return 0
-        is_hidden = self._end_token is not None and not self._includes_stop
-        return self._offsets.chars if is_hidden else self._offsets.push(token)
+        text = self._detokenizer.push(token)
+        return text if self._scanner is None else self._scanned(self._scanner, text)
 
     def finish(self) -> str:
         """The text still held, when no token follows. It may complete a stop string."""
-        text = self._scanned(self._detokenizer.finish())
-        if self._scanner is None or self._scanner.matched is not None:
-            return text
-        return text + self._scanner.finish()
-
-    def _scanned(self, text: str) -> str:
+        text = self._detokenizer.finish()
         if self._scanner is None:
             return text
-        return self._scanner.push(text, is_armed=self.tokens > self._min_tokens)
+        text = self._scanned(self._scanner, text)
+        return text if self.matched_string is not None else text + self._scanner.finish()
+
+    def _scanned(self, scanner: StopScanner, text: str) -> str:
+        certain = scanner.push(text, is_armed=self.tokens > self._min_tokens)
+        self.matched_string = scanner.matched
+        return certain
 
 
 @attrs.define
@@ -92,19 +83,21 @@ class OpenChoice:
     is_confirmed: bool = False
 
 
-_HAS_ENDED: Final = attrgetter("has_ended")
-_IS_CONFIRMED: Final = attrgetter("is_confirmed")
-
-
 @attrs.define(kw_only=True)
 class OpenRequest:
     """The state of one request; written by the text core alone."""
 
     request: RequestId
+    api: ApiId
     prompt_tokens: int
     told_prompt_ids: bytes = b""
     """What the API is told of them with its verdict."""
     choices: list[OpenChoice]
+    unended_choices: int
+    """Those whose end the API was not told."""
+    unconfirmed_choices: int
+    completion_tokens: int = 0
+    """Of the choices that ended."""
     is_queued: bool = False
     """The API was told that the request is accepted."""
     is_silent: bool = False
@@ -118,19 +111,6 @@ class OpenRequest:
     """Where each of the prompt's tokens begins in it."""
     is_prompt_only: bool = False
     """The one token that each choice samples is not shown."""
-
-    @property
-    def has_ended(self) -> bool:
-        """The API was told the end of each choice."""
-        return all(map(_HAS_ENDED, self.choices))
-
-    @property
-    def is_confirmed(self) -> bool:
-        return all(map(_IS_CONFIRMED, self.choices))
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(choice.text.tokens for choice in self.choices)
 
     def receive(self, index: int, position: int, cached_tokens: int) -> OpenChoice:
         """Notes that the token at `position` of a choice came. Raises InvariantViolated unless it is the next one."""
@@ -149,6 +129,7 @@ class OpenRequest:
         """Notes that the scheduler finished a choice. Raises InvariantViolated when its word does not fit what came."""
         choice = self._choice(index)
         choice.is_confirmed = True
+        self.unconfirmed_choices -= 1
         if choice.has_ended or self.is_silent:
             return choice
         where = f"request {self.request} choice {index}"
@@ -158,14 +139,38 @@ class OpenRequest:
             raise InvariantViolated(f"{where} finished with reason {reason.name} and no end token")
         return choice
 
+    def end(self, index: int) -> OpenChoice:
+        """Notes that the API is told the end of a choice."""
+        choice = self.choices[index]
+        choice.has_ended = True
+        self.unended_choices -= 1
+        self.completion_tokens += choice.text.tokens
+        return choice
+
     def _choice(self, index: int) -> OpenChoice:
         if not self.is_queued or not 0 <= index < len(self.choices) or self.choices[index].is_confirmed:
             raise InvariantViolated(f"request {self.request} has no running choice {index}")
         return self.choices[index]
 
 
-def start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[OpenChoice]:
-    """The states of all choices of a request that is about to be admitted."""
+def open_request(prepared: Prepared, tokenizer: Tokenizer) -> OpenRequest:
+    """The state of a request that is about to be admitted."""
+    admit = prepared.admit
+    return OpenRequest(
+        request=admit.request,
+        api=api_of(admit.request),
+        prompt_tokens=rows("i", admit.prompt_ids),
+        told_prompt_ids=admit.prompt_ids if prepared.params.tells_prompt_ids else b"",
+        choices=_start_choices(prepared, tokenizer),
+        unended_choices=admit.choices,
+        unconfirmed_choices=admit.choices,
+        echo=prepared.echo,
+        echo_offsets=prepared.echo_offsets,
+        is_prompt_only=prepared.params.max_tokens == 0,
+    )
+
+
+def _start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[OpenChoice]:
     params, stops, choices = prepared.params, prepared.stops, []
     for _ in range(params.n):
         text = ChoiceText(

@@ -61,11 +61,6 @@ class Prepared:
     echo_offsets: bytes = b""
     """Where each of the prompt's tokens begins in it, packed, where they are told with log probabilities."""
 
-    @property
-    def is_prompt_only(self) -> bool:
-        """The one token that the scheduler has to have sampled is not shown."""
-        return self.params.max_tokens == 0
-
 
 @attrs.frozen(kw_only=True)
 class Preparation:

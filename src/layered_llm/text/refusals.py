@@ -3,6 +3,7 @@
 Must not know: when a request is refused.
 """
 
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from layered_llm.domain.finish import FinishReason
@@ -11,27 +12,23 @@ from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.text_scheduler import Refused
 from layered_llm.domain.verdicts import RejectReason
 
-NOT_FINITE: Final = "The model computed numbers for this request that are not finite (NaN or infinity), so it was ended."
-WAITED_TOO_LONG: Final = "The engine is busy: the request waited in its queue for as long as it may; try again later."
+FAILURES: Final = MappingProxyType(
+    {
+        FinishReason.ERROR: (
+            "The model computed numbers for this request that are not finite (NaN or infinity), so it was ended."
+        ),
+        FinishReason.QUEUE_TIMEOUT: (
+            "The engine is busy: the request waited in its queue for as long as it may; try again later."
+        ),
+    }
+)
+"""Why the scheduler ended a choice that did not end by itself."""
 FELL_BEHIND: Final = "The server's HTTP process fell behind and its requests were ended; try again."
 
 
 def fell_behind(request: RequestId) -> Rejected:
     """The verdict on a request whose API process stopped taking messages before there was another one."""
     return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message=FELL_BEHIND)
-
-
-def failure_sentence(reason: FinishReason) -> str | None:
-    """Why the scheduler ended a choice that did not end by itself; None for one that did, or that nobody waits for."""
-    match reason:
-        case FinishReason.ERROR:
-            return NOT_FINITE
-        case FinishReason.QUEUE_TIMEOUT:
-            return WAITED_TOO_LONG
-        case FinishReason.STOP | FinishReason.LENGTH | FinishReason.TOOL_CALLS | FinishReason.ABORT | FinishReason.RUNNING:
-            return None
-        case _:
-            assert_never(reason)
 
 
 def refusal_sentence(refused: Refused) -> str:

@@ -27,10 +27,8 @@ class StopAutomaton:
     """The longest stop string that ends where a node is reached."""
 
     @classmethod
-    def of(cls, stops: Sequence[str]) -> "StopAutomaton | None":
-        """The automaton of non-empty strings, None when there are none. Linear in their characters."""
-        if not stops:
-            return None
+    def of(cls, stops: Sequence[str]) -> "StopAutomaton":
+        """The automaton of non-empty strings. Linear in their characters."""
         children, match = _trie(stops)
         fallback = [0] * len(children)
         held_chars = [0] * len(children)

@@ -44,7 +44,7 @@ class TextOffsets:
         piece = self._tokenizer.shown(token, skip_special_tokens=self._skips_special)
         if piece is None:
             return self.chars
-        before, text = self._chars, self._detokenizer.push((token,))
+        before, text = self._chars, self._detokenizer.push(token)
         if isinstance(piece, int):
             place = self.chars
             self._run_chars += len(self._run.decode(bytes((piece,))))
