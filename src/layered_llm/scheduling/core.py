@@ -30,14 +30,14 @@ from layered_llm.domain.messages.text_scheduler import (
 from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRow
 from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
-from layered_llm.scheduling.invariants import SchedulerState, violations
+from layered_llm.scheduling.invariants import violations
 from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
 from layered_llm.scheduling.plan import Hold, Idle, NextStep, PlannedStep, StepTrace
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
-from layered_llm.scheduling.statistics import Counters, SchedulerStatistics, summarize
+from layered_llm.scheduling.statistics import Counters, SchedulerState, SchedulerStatistics, summarize
 from layered_llm.scheduling.tenants import OUTPUT_TOKEN_COST
 from layered_llm.scheduling.waiting import WaitingQueue, order_for
 
@@ -64,6 +64,17 @@ class Scheduler:
         self._counters = Counters()
         self._has_failed = False
         """Whether a row ever failed."""
+        self._state = SchedulerState(
+            limits=limits,
+            counters=self._counters,
+            workers=self._workers,
+            open=self._open,
+            waiting=self._waiting,
+            running=self._running,
+            flight=self._flight,
+            queue_deadlines=self._queue_deadlines,
+            releases=self._releases,
+        )
 
     def handle(self, worker: TextId, message: TextToScheduler, now_us: int = 0) -> Effects:
         """`now_us` is the time of arrival, which measurements of queue time and of an abort begin with.
@@ -147,31 +158,10 @@ class Scheduler:
 
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right. Takes time in proportion to all pages and choices."""
-        return tuple(
-            violations(
-                SchedulerState(
-                    limits=self._limits,
-                    requests=self._open.by_id,
-                    streams=self._open.streams_by_tenant(),
-                    waiting=self._waiting,
-                    running=self._running,
-                    flight=self._flight,
-                )
-            )
-        )
+        return tuple(violations(self._state))
 
     def statistics(self) -> SchedulerStatistics:
-        return summarize(
-            counters=self._counters,
-            workers=self._workers.values(),
-            open_requests=len(self._open.by_id),
-            tenants=self._open.tenants.count,
-            waiting=self._waiting,
-            running=self._running,
-            steps_in_flight=len(self._flight.steps),
-            deadlines=len(self._queue_deadlines),
-            releases=len(self._releases),
-        )
+        return summarize(self._state)
 
     def _worker(self, worker: TextId) -> TextWorker:
         if worker not in self._workers:

@@ -4,30 +4,13 @@ Must not know: how the state came about. It reads, and changes nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-import attrs
-
-from layered_llm.domain.ids import PageId, RequestId
-from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.scheduling.flight import StepsInFlight
+from layered_llm.domain.ids import PageId
 from layered_llm.scheduling.pools import IdT, PoolCensus, count_everywhere
 from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node
-from layered_llm.scheduling.running import RunningChoices
-from layered_llm.scheduling.sequences import Phase, Request, Sequence
-from layered_llm.scheduling.waiting import WaitingQueue
-
-
-@attrs.frozen(kw_only=True)
-class SchedulerState:
-    """Everything that an invariant speaks of."""
-
-    limits: RuntimeLimits
-    requests: Mapping[RequestId, Request]
-    streams: Counter[str]
-    waiting: WaitingQueue
-    running: RunningChoices
-    flight: StepsInFlight
+from layered_llm.scheduling.sequences import Phase, Sequence
+from layered_llm.scheduling.statistics import SchedulerState
 
 
 def violations(state: SchedulerState) -> Iterator[str]:
@@ -60,17 +43,17 @@ def _places(state: SchedulerState) -> Iterator[str]:
     placed = Counter(sequence for sequences in places.values() for sequence in sequences)
     for phase, sequences in places.items():
         yield from (f"{_name(one)} is in phase {one.phase}, kept under {phase}" for one in sequences if one.phase is not phase)
-    unended = [one for request in state.requests.values() for one in request.sequences if one.phase is not Phase.ENDED]
+    unended = [one for request in state.open.by_id.values() for one in request.sequences if one.phase is not Phase.ENDED]
     if placed != Counter(unended):
         yield f"{len(unended)} choices of open requests have not ended, {placed.total()} are kept"
-    for request_id, request in state.requests.items():
+    for request_id, request in state.open.by_id.items():
         still_open = sum(one.phase is not Phase.ENDED for one in request.sequences)
         if not still_open or still_open != request.open_choices:
             yield f"request {request_id} counts {request.open_choices} open choices, {still_open} have not ended"
     waiting = Counter(one.request for one in places[Phase.WAITING])
     if waiting != Counter(state.waiting.choices_by_request()):
         yield "waiting choices are not counted right by request"
-    if state.streams != Counter(request.sequences[0].admit.tenant for request in state.requests.values()):
+    if state.open.streams_by_tenant() != Counter(request.sequences[0].admit.tenant for request in state.open.by_id.values()):
         yield "open requests are not counted right by tenant"
 
 

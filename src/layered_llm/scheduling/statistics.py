@@ -4,14 +4,17 @@ Must not know: scraping.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import attrs
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
+from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.metrics import ABORTS_HANDLED, ABORTS_LATE, counter, gauge
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
+from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import TextWorker
 from layered_llm.scheduling.waiting import WaitingQueue
@@ -78,25 +81,29 @@ class SchedulerStatistics:
     """Name and size of every map that has entries for requests: all 0 when no request is open and no step in flight."""
 
 
-def summarize(
-    *,
-    counters: Counters,
-    workers: Iterable[TextWorker],
-    open_requests: int,
-    tenants: int,
-    waiting: WaitingQueue,
-    running: RunningChoices,
-    steps_in_flight: int,
-    deadlines: int,
-    releases: int,
-) -> SchedulerStatistics:
-    pages = running.pages
+@attrs.frozen(kw_only=True)
+class SchedulerState:
+    """Everything that a scheduler keeps."""
+
+    limits: RuntimeLimits
+    counters: Counters
+    workers: Mapping[TextId, TextWorker]
+    open: OpenRequests
+    waiting: WaitingQueue
+    running: RunningChoices
+    flight: StepsInFlight
+    queue_deadlines: QueueDeadlines
+    releases: AbortReleases
+
+
+def summarize(state: SchedulerState) -> SchedulerStatistics:
+    counters, waiting, running, pages = state.counters, state.waiting, state.running, state.running.pages
     return SchedulerStatistics(
         running_choices=running.count,
         waiting_choices=waiting.choice_count,
         waiting_requests=waiting.request_count,
-        open_requests=open_requests,
-        steps_in_flight=steps_in_flight,
+        open_requests=len(state.open.by_id),
+        steps_in_flight=len(state.flight.steps),
         pages_total=pages.total,
         pages_free=pages.free,
         pages_cached=pages.cached,
@@ -105,12 +112,12 @@ def summarize(
         pages_reserved=running.pages_promised,
         counters=attrs.evolve(counters, finished=counters.finished.copy(), refused=counters.refused.copy()),
         pages_evicted=pages.evicted,
-        aborts_taken=tuple((worker.worker, worker.aborts_taken) for worker in workers),
+        aborts_taken=tuple((worker.worker, worker.aborts_taken) for worker in state.workers.values()),
         maps=(
-            ("requests", open_requests),
-            ("tenants", tenants),
-            ("queue_deadlines", deadlines),
-            ("aborts_to_release", releases),
+            ("requests", len(state.open.by_id)),
+            ("tenants", state.open.tenants.count),
+            ("queue_deadlines", len(state.queue_deadlines)),
+            ("aborts_to_release", len(state.releases)),
             ("waiting", waiting.choice_count),
             ("waiting_by_request", waiting.request_count),
             ("waiting_by_tenant", waiting.tenant_count),
@@ -118,6 +125,6 @@ def summarize(
             ("decoding", len(running.decoding)),
             ("slots_to_retire", running.slots_to_retire),
             ("slots_with_replaced_pages", running.slots_with_replaced_pages),
-            ("steps_in_flight", steps_in_flight),
+            ("steps_in_flight", len(state.flight.steps)),
         ),
     )
