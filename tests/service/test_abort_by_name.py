@@ -17,8 +17,8 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.engine_client import EngineClient, TextConnection
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.request_stream import RequestStream, TextConnection
 from layered_llm.transport.http.engine_port import EngineLost, RequestAborted
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import STATE_TIMEOUT_S

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from layered_llm.domain import stream
 from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32, pack_i64
-from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.ids import ApiId, TextId, compose_request_id
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import ApiId, compose_request_id
 from layered_llm.domain.messages.api_text import TextEmitted
 from layered_llm.domain.stream import (
     ChoiceDelta,
@@ -21,10 +21,11 @@ from layered_llm.domain.stream import (
     Usage,
     logprob_entries,
 )
-from layered_llm.service import open_requests
+from layered_llm.service import open_requests, request_stream
 from layered_llm.service.open_requests import OpenRequests
 from support.logprobs import columns_of
 from support.metrics import samples_by_name
+from support.request_table import entered
 
 END = RequestEnded(usage=Usage(prompt_tokens=1, completion_tokens=5, cached_tokens=0), error=None)
 FIRST, SECOND = (compose_request_id(ApiId(5), counter) for counter in (1, 2))
@@ -66,7 +67,7 @@ def emitted(token_ids: list[int], rows: list[list[tuple[int, float]]]) -> TextEm
 
 def deltas(*messages: TextEmitted) -> list[ChoiceDelta]:
     table = OpenRequests()
-    records = [table.open(request, TextId(0), 0.0) for request in (FIRST, SECOND)]
+    records = [entered(table, request) for request in (FIRST, SECOND)]
     for message in messages:
         table.on_text(message, 1.0)
     return [event for record in records for event in record.take_events() if isinstance(event, ChoiceDelta)]
@@ -111,13 +112,14 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_nothing_is_built_for_requests_that_are_gone(built: list[int]) -> None:
     table = OpenRequests()
 
-    assert () == tuple(table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0))
+    table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0)
+
     assert ([], 2.0) == (built, samples_by_name(table.metrics())["layered_llm_late_rows_total"])
 
 
 def test_nothing_is_built_for_a_request_that_is_gone_beside_one_that_is_open(built: list[int]) -> None:
     table = OpenRequests()
-    record = table.open(SECOND, TextId(0), 0.0)
+    record = entered(table, SECOND)
 
     table.on_text(emitted([1, 2, 3], [[(1, -1.0)], [(2, -1.0)], [(3, -1.0)]]), 1.0)
 
@@ -138,15 +140,15 @@ def test_no_object_is_made_of_a_log_probability_before_it_is_read(monkeypatch: p
 
 def test_what_waits_is_copied_as_often_as_its_logarithm_says(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = list[int]()
-    merged = open_requests._merged
+    merged = request_stream._merged
 
     def counted(parts: Sequence[ChoiceDelta]) -> ChoiceDelta:
         copied.append(sum(len(part.token_ids) for part in parts) if len(parts) > 1 else 0)
         return merged(parts)
 
-    monkeypatch.setattr(open_requests, "_merged", counted)
+    monkeypatch.setattr(request_stream, "_merged", counted)
     table = OpenRequests()
-    record = table.open(SECOND, TextId(0), 0.0)
+    record = entered(table, SECOND)
     message = emitted([1, 2, 3], [[], [], [(3, -1.0)]])
     for _ in range(4096):
         table.on_text(message, 1.0)
@@ -158,12 +160,12 @@ def test_what_waits_is_copied_as_often_as_its_logarithm_says(monkeypatch: pytest
 
 
 def test_a_reader_is_given_much_in_parts_and_the_end_after_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "MOST_BYTES_AT_ONCE", 100)
+    monkeypatch.setattr(request_stream, "MOST_BYTES_AT_ONCE", 100)
     table = OpenRequests()
-    record = table.open(FIRST, TextId(0), 0.0, choices=3)
+    record = entered(table, FIRST, choices=3)
     for choice in (0, 1, 2, 0):
         record.add_delta(plain(choice))
-    record.finish(END)
+    record.add_end(END)
 
     parts = [record.take_events() for _ in range(2)]
 
@@ -195,7 +197,7 @@ class Room:
 
 def test_what_nobody_fetches_takes_room_until_it_is_fetched() -> None:
     table, room = OpenRequests(), Room(1000)
-    record = table.open(FIRST, TextId(0), 0.0)
+    record = entered(table, FIRST)
     record.backlog = room
     for _ in range(3):
         record.add_delta(plain(0))
@@ -206,17 +208,17 @@ def test_what_nobody_fetches_takes_room_until_it_is_fetched() -> None:
 
 def test_what_nobody_fetches_any_more_takes_no_room() -> None:
     room = Room(1000)
-    record = OpenRequests().open(FIRST, TextId(0), 0.0)
+    record = entered(OpenRequests(), FIRST)
     record.backlog = room
     for _ in range(3):
         record.add_delta(plain(0))
-    record.drop_events()
+    record.close(AbortReason.CLIENT_GONE)
     assert room.left == 1000
 
 
 def test_a_reader_that_fetches_in_time_takes_no_room() -> None:
     room = Room(0)
-    record = OpenRequests().open(FIRST, TextId(0), 0.0)
+    record = entered(OpenRequests(), FIRST)
     record.backlog = room
     for _ in range(3):
         record.add_delta(plain(0))
@@ -226,7 +228,7 @@ def test_a_reader_that_fetches_in_time_takes_no_room() -> None:
 
 def test_what_is_said_of_a_prompt_takes_room_with_each_choice_that_waits() -> None:
     table, room = OpenRequests(), Room(1000)
-    record = table.open(FIRST, TextId(0), 0.0, choices=2)
+    record = entered(table, FIRST, choices=2)
     record.backlog = room
     for choice in range(2):
         record.add_delta(attrs.evolve(plain(choice), prompt_logprobs=(sampled(7, -1.0),) * 5))
@@ -237,7 +239,7 @@ def test_what_is_said_of_a_prompt_takes_room_with_each_choice_that_waits() -> No
 
 
 def test_what_does_not_fit_says_so_and_is_not_lost() -> None:
-    record = OpenRequests().open(FIRST, TextId(0), 0.0)
+    record = entered(OpenRequests(), FIRST)
     record.backlog = Room(50)
     for _ in range(3):
         record.add_delta(plain(0))

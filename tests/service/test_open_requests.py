@@ -3,16 +3,17 @@ import pytest
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
-from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, TextEmitted
+from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
+from layered_llm.domain.messages.api_text import Accepted, Rejected, TextEmitted
+from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import fate_of
-from layered_llm.service.open_requests import OpenRequests, Phase, RequestRecord
+from layered_llm.service.open_requests import OpenRequests
+from layered_llm.service.request_stream import Phase, RequestStream
 from support.metrics import samples_by_name
+from support.request_table import entered
 
 FIRST, SECOND = (compose_request_id(ApiId(5), counter) for counter in (1, 2))
-TEXT = TextId(0)
 USAGE = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
 
 Row = tuple[RequestId, int, str, tuple[int, ...], FinishReason]
@@ -49,86 +50,95 @@ def table() -> OpenRequests:
 
 
 def test_deltas_of_one_choice_that_nobody_fetched_are_merged(table: OpenRequests) -> None:
-    record = table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
 
     table.on_text(emitted((FIRST, 0, "Hel", (1,), FinishReason.RUNNING), (FIRST, 1, "x", (9,), FinishReason.RUNNING)), 1.0)
     table.on_text(emitted((FIRST, 0, "lo", (2, 3), FinishReason.LENGTH)), 2.0)
 
-    assert (delta(0, "Hello", (1, 2, 3), FinishReason.LENGTH), delta(1, "x", (9,))) == record.take_events()
-    assert () == record.take_events()
+    assert (delta(0, "Hello", (1, 2, 3), FinishReason.LENGTH), delta(1, "x", (9,))) == stream.take_events()
+    assert () == stream.take_events()
 
 
 def test_the_end_comes_once_behind_all_deltas(table: OpenRequests) -> None:
-    record = table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
 
     table.on_text(emitted((FIRST, 0, "a", (1,), FinishReason.STOP), ended=(FIRST,)), 1.0)
 
-    assert (delta(0, "a", (1,), FinishReason.STOP), RequestEnded(usage=USAGE, error=None)) == record.take_events()
-    assert not record.has_events
+    assert (delta(0, "a", (1,), FinishReason.STOP), RequestEnded(usage=USAGE, error=None)) == stream.take_events()
+    assert () == stream.take_events()
 
 
 def test_rows_are_routed_by_request(table: OpenRequests) -> None:
-    first, second = table.open(FIRST, TEXT, 0.0), table.open(SECOND, TEXT, 0.0)
+    first, second = entered(table, FIRST), entered(table, SECOND)
 
-    touched = table.on_text(emitted((SECOND, 0, "b", (1,), FinishReason.RUNNING)), 1.0)
+    table.on_text(emitted((SECOND, 0, "b", (1,), FinishReason.RUNNING)), 1.0)
 
-    assert [second] == list(touched)
-    assert not first.has_events
+    assert ((), (delta(0, "b", (1,)),)) == (first.take_events(), second.take_events())
+    assert (False, True) == (first.news.is_set(), second.news.is_set())
+
+
+def owed(stream: RequestStream) -> tuple[int, int]:
+    """Aborts that wait to be sent, and slots that are kept for one, where nothing else was opened."""
+    return stream.connection.outbox.pending, stream.connection.outbox.reserved
 
 
 def test_closing_an_open_request_owes_one_abort(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
 
-    assert Abort(request=FIRST, reason=AbortReason.CLIENT_GONE) == table.close(FIRST, AbortReason.CLIENT_GONE)
-    assert table.close(FIRST, AbortReason.CLIENT_GONE) is None
+    assert (0, 1) == owed(stream)
+    stream.close(AbortReason.CLIENT_GONE)
+    stream.close(AbortReason.CLIENT_GONE)
+
+    assert (1, 0) == owed(stream)
     assert 1.0 == counters(table)['layered_llm_aborts_emitted_total{reason="client_gone"}']
 
 
 def test_closing_an_ended_request_owes_nothing(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
     table.on_text(emitted(ended=(FIRST,)), 1.0)
+    stream.close(AbortReason.CLIENT_GONE)
 
-    assert table.close(FIRST, AbortReason.CLIENT_GONE) is None
+    assert (Phase.ENDED, (0, 0)) == (stream.phase, owed(stream))
 
 
 def test_closing_a_rejected_request_owes_nothing(table: OpenRequests) -> None:
-    record = table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
     table.on_verdict(Rejected(request=FIRST, reason=RejectReason.EMPTY_PROMPT, message="empty"))
+    stream.close(AbortReason.CLIENT_GONE)
 
-    assert Phase.REJECTED is record.phase
-    assert table.close(FIRST, AbortReason.CLIENT_GONE) is None
+    assert (Phase.REJECTED, (0, 0)) == (stream.phase, owed(stream))
 
 
 def test_closing_a_lost_request_owes_nothing(table: OpenRequests) -> None:
-    record = table.open(FIRST, TEXT, 0.0)
+    stream = entered(table, FIRST)
+    table.lose([stream.connection])
+    stream.close(AbortReason.CLIENT_GONE)
 
-    assert [record] == table.lose()
-    assert Phase.LOST is record.phase
-    assert table.close(FIRST, AbortReason.CLIENT_GONE) is None
+    assert (Phase.LOST, (0, 0)) == (stream.phase, owed(stream))
 
 
-def test_only_the_requests_of_a_lost_text_worker_are_lost(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0)
-    second = table.open(SECOND, TextId(1), 0.0)
+def test_only_the_requests_of_a_lost_connection_are_lost(table: OpenRequests) -> None:
+    """Two workers of one index are of two generations."""
+    first, second = entered(table, FIRST), entered(table, SECOND)
 
-    assert [second] == table.lose([TextId(1)])
-    assert 1 == len(table)
+    table.lose([second.connection])
+
+    assert ([first], True) == (list(table), second.is_over)
 
 
 def test_what_comes_after_the_owner_left_is_dropped_and_counted(table: OpenRequests) -> None:
-    record = table.open(FIRST, TEXT, 0.0)
-    table.close(FIRST, AbortReason.CLIENT_GONE)
+    stream = entered(table, FIRST)
+    stream.close(AbortReason.CLIENT_GONE)
 
     table.on_verdict(Accepted(request=FIRST, prompt_tokens=3))
-    touched = table.on_text(emitted((FIRST, 0, "late", (1,), FinishReason.STOP), ended=(FIRST,)), 1.0)
+    table.on_text(emitted((FIRST, 0, "late", (1,), FinishReason.STOP), ended=(FIRST,)), 1.0)
 
-    assert [] == list(touched)
-    assert not record.has_events
+    assert () == stream.take_events()
     assert 3.0 == counters(table)["layered_llm_late_rows_total"]
 
 
 def test_a_second_verdict_is_our_own_fault(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0)
+    entered(table, FIRST)
     table.on_verdict(Accepted(request=FIRST, prompt_tokens=3))
 
     with pytest.raises(InvariantViolated):
@@ -136,7 +146,7 @@ def test_a_second_verdict_is_our_own_fault(table: OpenRequests) -> None:
 
 
 def test_text_behind_the_finish_of_a_choice_is_our_own_fault(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0)
+    entered(table, FIRST)
     table.on_text(emitted((FIRST, 0, "a", (1,), FinishReason.STOP)), 1.0)
 
     with pytest.raises(InvariantViolated):
@@ -144,7 +154,7 @@ def test_text_behind_the_finish_of_a_choice_is_our_own_fault(table: OpenRequests
 
 
 def test_time_to_first_token_counts_once_and_gaps_count_each_token(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 10.0)
+    entered(table, FIRST, now_s=10.0)
     table.on_text(emitted((FIRST, 0, "a", (1,), FinishReason.RUNNING)), 10.5)
     table.on_text(emitted((FIRST, 0, "bc", (2, 3), FinishReason.RUNNING)), 10.7)
 
@@ -158,13 +168,13 @@ def test_time_to_first_token_counts_once_and_gaps_count_each_token(table: OpenRe
 
 
 def test_every_accepted_request_is_ended_aborted_or_lost(table: OpenRequests) -> None:
+    streams = list[RequestStream]()
     for counter in range(3):
         request = compose_request_id(ApiId(5), counter)
-        table.open(request, TEXT, 0.0)
-        table.on_verdict(Accepted(request=request, prompt_tokens=1))
-    table.on_text(emitted(ended=(compose_request_id(ApiId(5), 0),)), 1.0)
-    table.close(compose_request_id(ApiId(5), 1), AbortReason.SHUTDOWN)
-    table.lose()
+        streams.append(accept(table, request, 1))
+    table.on_text(emitted(ended=(streams[0].request,)), 1.0)
+    streams[1].close(AbortReason.SHUTDOWN)
+    table.lose([streams[2].connection])
 
     values = counters(table)
     outcomes = ("layered_llm_requests_ended_total", "layered_llm_requests_lost_total")
@@ -173,10 +183,10 @@ def test_every_accepted_request_is_ended_aborted_or_lost(table: OpenRequests) ->
     assert 0 == len(table)
 
 
-def accept(table: OpenRequests, request: RequestId, choices: int) -> RequestRecord:
-    record = table.open(request, TEXT, 0.0, choices=choices)
+def accept(table: OpenRequests, request: RequestId, choices: int) -> RequestStream:
+    stream = entered(table, request, choices=choices)
     table.on_verdict(Accepted(request=request, prompt_tokens=3))
-    return record
+    return stream
 
 
 def finished(table: OpenRequests) -> dict[str, float]:
@@ -185,41 +195,40 @@ def finished(table: OpenRequests) -> dict[str, float]:
 
 
 def test_each_choice_of_a_request_that_its_owner_left_is_counted_once(table: OpenRequests) -> None:
-    record = accept(table, FIRST, 3)
+    stream = accept(table, FIRST, 3)
     table.on_text(emitted((FIRST, 1, "x", (1,), FinishReason.STOP)), 1.0)
-    record.take_events()
+    stream.take_events()
 
-    table.close(FIRST, AbortReason.CLIENT_GONE)
-    table.close(FIRST, AbortReason.CLIENT_GONE)
+    stream.close(AbortReason.CLIENT_GONE)
+    stream.close(AbortReason.CLIENT_GONE)
 
     assert {"stop": 1, "abort": 2} == finished(table)
 
 
 def test_choices_that_are_lost_with_the_engine_ended_by_an_error(table: OpenRequests) -> None:
-    record = accept(table, FIRST, 2)
+    stream = accept(table, FIRST, 2)
     table.on_text(emitted((FIRST, 0, "x", (1,), FinishReason.LENGTH)), 1.0)
 
-    table.lose()
-    record.take_events()
+    table.lose([stream.connection])
+    stream.take_events()
 
     assert {"length": 1, "error": 1} == finished(table)
 
 
 def test_a_request_that_was_never_accepted_has_no_choices_to_count(table: OpenRequests) -> None:
-    table.open(FIRST, TEXT, 0.0, choices=2)
-
-    table.close(FIRST, AbortReason.CLIENT_GONE)
+    entered(table, FIRST, choices=2).close(AbortReason.CLIENT_GONE)
 
     assert {} == finished(table)
 
 
 def test_an_end_that_its_reader_never_took_is_an_abort(table: OpenRequests) -> None:
-    record = accept(table, FIRST, 2)
+    stream = accept(table, FIRST, 2)
     table.on_text(emitted((FIRST, 0, "x", (1,), FinishReason.LENGTH)), 1.0)
-    record.take_events()
+    stream.take_events()
     table.on_text(emitted((FIRST, 1, "x", (1,), FinishReason.LENGTH), ended=(FIRST,)), 1.0)
 
-    record.drop_events()
-    record.drop_events()
+    stream.close(AbortReason.CLIENT_GONE)
+    stream.close(AbortReason.CLIENT_GONE)
 
-    assert ({"length": 1, "abort": 1}, False, "abort") == (finished(table), record.has_events, fate_of(record).reason)
+    assert ({"length": 1, "abort": 1}, RequestFate(reason="abort")) == (finished(table), stream.fate)
+    assert () == stream.take_events()

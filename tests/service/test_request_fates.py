@@ -15,9 +15,9 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus, F
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, MAX_MESSAGE_CHARS, EndedRequest, EndedRequests, fate_of_body
-from layered_llm.service.engine_client import EngineClient, TextConnection
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest, EndedRequests, fate_of_body
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.request_stream import MAX_MESSAGE_CHARS, RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
 
 API, OTHER = ApiId(5), ApiId(6)

@@ -21,7 +21,7 @@ from layered_llm.scheduling.running import RunningChoices
 from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.request_stream import Phase, RequestStream
 from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
 from layered_llm.testing.injection import Fault, StepsOf
@@ -81,29 +81,28 @@ def test_an_abort_emitted_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_abort_by_a_detached_task_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave: Callable[..., None] = EngineClient._leave
+    emit: Callable[..., None] = Outbox.emit
 
-    async def leave_later(client: EngineClient, stream: RequestStream, abort: Abort) -> None:
+    async def emit_later(outbox: Outbox[Any], message: object) -> None:
         await trio.lowlevel.checkpoint()
-        leave(client, stream, abort)
+        emit(outbox, message)
 
-    def leave_in_background(self: EngineClient, stream: RequestStream, abort: Abort | None) -> None:
-        if abort is None:
-            leave(self, stream, abort)
+    def emit_aborts_in_background(self: Outbox[Any], message: object) -> None:
+        if isinstance(message, Abort):
+            trio.lowlevel.spawn_system_task(emit_later, self, message)
         else:
-            trio.lowlevel.spawn_system_task(leave_later, self, stream, abort)
+            emit(self, message)
 
-    monkeypatch.setattr(EngineClient, "_leave", leave_in_background)
+    monkeypatch.setattr(Outbox, "emit", emit_aborts_in_background)
 
     assert "C2: 1 submits and aborts are on their way when the scope is left, 2 are owed" in broken(run_once())
 
 
 def test_an_abort_after_the_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close_always(self: OpenRequests, request: Any, reason: AbortReason) -> Abort:
-        self._records.pop(request, None)
-        return Abort(request=request, reason=reason)
+    def close_always(self: RequestStream, reason: AbortReason) -> None:
+        self._leave(self, reason)
 
-    monkeypatch.setattr(OpenRequests, "close", close_always)
+    monkeypatch.setattr(RequestStream, "close", close_always)
 
     assert run_once(step=0)
 
@@ -187,16 +186,16 @@ def test_an_entry_that_the_text_core_forgets_to_drop_is_seen(monkeypatch: pytest
     assert "1 entries are left in admitted" in broken(run_once())
 
 
-def test_a_stream_that_the_client_forgets_to_drop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave: Callable[..., None] = EngineClient._leave
+def test_a_request_that_the_client_forgets_to_drop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave: Callable[..., None] = OpenRequests._leave
 
-    def keep(self: EngineClient, stream: RequestStream, abort: Abort | None) -> None:
-        leave(self, stream, abort)
+    def keep(self: OpenRequests, stream: RequestStream, phase: Phase) -> None:
+        leave(self, stream, phase)
         self._streams[stream.request] = stream
 
-    monkeypatch.setattr(EngineClient, "_leave", keep)
+    monkeypatch.setattr(OpenRequests, "_leave", keep)
 
-    assert "1 entries are left in streams" in broken(run_once())
+    assert "1 entries are left in requests" in broken(run_once())
 
 
 def test_an_abort_that_the_text_core_does_not_pass_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

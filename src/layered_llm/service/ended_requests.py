@@ -7,22 +7,15 @@ Invariant: at most `MAX_ENDED_REQUESTS` are remembered, and of each only ids, on
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import attrs
 
-from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.supervision import RequestFate
-from layered_llm.service.open_requests import Phase, RequestRecord
 
 MAX_ENDED_REQUESTS: Final = 4096
-MAX_MESSAGE_CHARS: Final = 200
-ENGINE_LOST: Final = "engine_lost"
-REJECTED: Final = "rejected"
-ABORTED_BY_ID: Final = "aborted"
 _GOOD: Final = tuple(reason.name.lower() for reason in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH))
 """Ends that are no failure, the plainest first."""
 
@@ -54,26 +47,6 @@ class Named(Protocol):
 def is_meant(one: Named, request: RequestId | None, tenant: str | None, names: tuple[str, ...]) -> bool:
     """Whether it is the tenant's, with None anybody's, and of the body `request` or called by one of `names`."""
     return tenant in {None, one.tenant} and (one.body == request or (one.name is not None and one.name in names))
-
-
-def fate_of(record: RequestRecord) -> RequestFate:
-    """How a request that is over came to its end. Raises InvariantViolated for one that is not."""
-    match record.phase:
-        case Phase.SUBMITTED | Phase.ACCEPTED:
-            raise InvariantViolated(f"request {record.request} has not ended")
-        case Phase.LOST:
-            return RequestFate(reason=ENGINE_LOST)
-        case Phase.CLOSED:
-            reason = record.closed_as or AbortReason.CLIENT_GONE
-            return RequestFate(reason=ABORTED_BY_ID if reason is AbortReason.ADMINISTRATIVE else reason.name.lower())
-        case Phase.REJECTED:
-            message = record.verdict.message if isinstance(record.verdict, Rejected) else ""
-            return RequestFate(reason=REJECTED, error=message[:MAX_MESSAGE_CHARS])
-        case Phase.ENDED:
-            error = None if record.error is None else record.error[:MAX_MESSAGE_CHARS]
-            return RequestFate(reason=(FinishReason.ERROR if error else record.finish_reason).name.lower(), error=error)
-        case _ as unreachable:
-            assert_never(unreachable)
 
 
 def fate_of_body(fates: Iterable[RequestFate]) -> RequestFate:

@@ -7,20 +7,18 @@ outbox slot of the abort is reserved with the submit, so that emitting it can ne
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Final, Self, assert_never
 
 import attrs
 import trio
 
-from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import API_ID_LIMIT, ApiId, RequestId, TextId, api_of, compose_request_id
+from layered_llm.domain.ids import API_ID_LIMIT, ApiId, RequestId, api_of, compose_request_id
 from layered_llm.domain.messages.api_text import (
-    Abort,
     Accepted,
-    ApiToText,
     Detokenized,
     Rejected,
     Submit,
@@ -50,25 +48,15 @@ from layered_llm.domain.metrics import ABORTS_LOST, Measured
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import EndedRequest, EndedRequests, is_meant
-from layered_llm.service.open_requests import OpenRequests, RequestRecord
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.ended_requests import is_meant
+from layered_llm.service.open_requests import OpenRequests
+from layered_llm.service.request_stream import RequestStream, TextConnection
 from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import STATE_TIMEOUT_S
 
 SLOTS_OF_A_REQUEST: Final = 2
 """What opens it, and its Abort."""
-
-
-@attrs.define(eq=False)
-class TextConnection:
-    """One text worker of the present generation."""
-
-    text: TextId
-    outbox: Outbox[ApiToText]
-    open_requests: int = 0
-    aborts_sent: int = 0
 
 
 class EngineClient:
@@ -109,13 +97,11 @@ class EngineClient:
         self._draw_seed = draw_seed
         self._next_request = 0
         self._requests = OpenRequests()
-        self._streams: dict[RequestId, RequestStream] = {}
         self._texts: tuple[TextConnection, ...] = ()
         self._supervisor: Outbox[ApiToSupervisor] | None = None
         self._next_query = 1
         self._answers: dict[int, _Answer] = {}
         self._aborts_lost = 0
-        self._ended = EndedRequests()
         self._status = EngineStatus(
             phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the engine's processes"
         )
@@ -145,57 +131,46 @@ class EngineClient:
     ) -> RequestStream | Rejected:
         """Submits a request that is aborted when `owner` is closed before its end."""
         seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
-
-        def submit(request: RequestId) -> Submit:
-            return Submit(request=request, prompt=prompt, params=seeded, placement=placement)
-
-        return self._begin(owner, submit, tenant=placement.tenant, choices=params.n, max_tokens=params.max_tokens)
+        stream = self._begin(owner, placement.tenant, params.n, params.max_tokens)
+        if isinstance(stream, RequestStream):
+            opening = Submit(request=stream.request, prompt=prompt, params=seeded, placement=placement)
+            stream.connection.outbox.emit(opening)
+        return stream
 
     def ask(
         self, owner: contextlib.ExitStack, question: Callable[[RequestId], TextQuestion], tenant: str = ""
     ) -> RequestStream | Rejected:
         """Asks a question that is aborted when `owner` is closed before its answer."""
-        return self._begin(owner, question, tenant=tenant, choices=0)
+        stream = self._begin(owner, tenant, 0, None)
+        if isinstance(stream, RequestStream):
+            stream.connection.outbox.emit(question(stream.request))
+        return stream
 
     def _begin(
-        self,
-        owner: contextlib.ExitStack,
-        opening: Callable[[RequestId], ApiToText],
-        *,
-        tenant: str,
-        choices: int,
-        max_tokens: int | None = None,
+        self, owner: contextlib.ExitStack, tenant: str, choices: int, max_tokens: int | None
     ) -> RequestStream | Rejected:
+        """A request in the table, whose opening message is to be emitted before anything else can happen."""
         request = compose_request_id(self._api, self._next_request)
         self._next_request += 1
         if not self._texts:
             return Rejected(request=request, reason=RejectReason.SHUTTING_DOWN, message=f"the engine is {self._status.detail}")
-        connection = min(self._texts, key=lambda text: text.open_requests)
+        connection = min(self._texts, key=attrgetter("open_requests"))
         if len(self._requests) >= self._max_open_requests or not connection.outbox.reserve(SLOTS_OF_A_REQUEST):
             return Rejected(
                 request=request,
                 reason=RejectReason.QUEUE_FULL,
                 message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
             )
-        record = self._requests.open(request, connection.text, trio.current_time(), choices=choices, max_tokens=max_tokens)
-        stream = RequestStream(record, connection, self.close, tenant)
-        self._streams[request] = stream
-        connection.open_requests += 1
+        stream = self._requests.open(
+            request, connection, trio.current_time(), tenant=tenant, choices=choices, max_tokens=max_tokens
+        )
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
-        connection.outbox.emit(opening(request))
         return stream
-
-    def close(self, stream: RequestStream, reason: AbortReason) -> None:
-        """Leaves a request: emits its abort unless it is over."""
-        abort = self._requests.close(stream.request, reason)
-        if abort is not None:
-            self._leave(stream, abort)
 
     def close_all(self, reason: AbortReason) -> None:
         """Leaves every open request; their readers hear that the engine is lost to them."""
-        for stream in list(self._streams.values()):
-            self.close(stream, reason)
-            stream.wake()
+        for stream in self._requests:
+            self._requests.close(stream, reason)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         """The reports of all processes that answer in time; the scheduler's after it flushed its prefix cache, if asked."""
@@ -228,11 +203,11 @@ class EngineClient:
         is_for_all = request is None and not names
         left = [
             stream
-            for stream in self._streams.values()
+            for stream in self._requests
             if (is_for_all and tenant in {None, stream.tenant}) or is_meant(stream, request, tenant, names)
         ]
         for stream in left:
-            self.close(stream, AbortReason.ADMINISTRATIVE)
+            self._requests.close(stream, AbortReason.ADMINISTRATIVE)
         return len(left)
 
     async def find(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> RequestFate | None:
@@ -252,9 +227,9 @@ class EngineClient:
 
     def find_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> RequestFate | None:
         """The same for what this process has and had."""
-        if any(is_meant(stream, request, tenant, names) for stream in self._streams.values()):
+        if any(is_meant(stream, request, tenant, names) for stream in self._requests):
             return RequestFate(is_open=True)
-        return self._ended.find(request, tenant, names)
+        return self._requests.ended.find(request, tenant, names)
 
     def report(self, query: int) -> StateReport:
         """This process's own report."""
@@ -266,7 +241,6 @@ class EngineClient:
             open_requests=len(self._requests),
             maps=(
                 ("requests", len(self._requests)),
-                ("streams", len(self._streams)),
                 ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
             ),
             metrics=(
@@ -286,8 +260,8 @@ class EngineClient:
         gone = [text for text in self._texts if text not in texts]
         self._aborts_lost += sum(text.aborts_sent for text in gone)
         self._texts, self._status = texts, status
-        for record in self._requests.lose(text.text for text in gone) if gone else ():
-            self._leave(self._streams[record.request], None)
+        if gone:
+            self._requests.lose(gone)
         self._tell_status()
 
     def on_supervisor_stall(self, *, is_stalled: bool) -> None:
@@ -311,11 +285,11 @@ class EngineClient:
         """Something from a text worker."""
         match message:
             case TextEmitted():
-                self._wake(self._requests.on_text(message, trio.current_time()))
+                self._requests.on_text(message, trio.current_time())
             case Accepted() | Rejected():
-                self._wake(self._requests.on_verdict(message))
+                self._requests.on_verdict(message)
             case Tokenized() | Detokenized() | TokenizerDescribed():
-                self._wake(self._requests.on_answer(message))
+                self._requests.on_answer(message)
             case _:
                 assert_never(message)
 
@@ -335,30 +309,6 @@ class EngineClient:
         finally:
             del self._answers[question.query]
         return answer.said
-
-    def _wake(self, records: Iterable[RequestRecord]) -> None:
-        for record in records:
-            stream = self._streams[record.request]
-            if record.is_over:
-                self._leave(stream, None)
-            elif record.is_over_backlog:
-                stream.close(AbortReason.OVER_BUDGET)
-            else:
-                stream.wake()
-
-    def _leave(self, stream: RequestStream, abort: Abort | None) -> None:
-        """The request is over here: its abort goes out in the slot that was kept for it, or the slot is given back."""
-        if self._streams.pop(stream.request, None) is None:
-            raise InvariantViolated(f"request {stream.request} is left twice")
-        if (fate := stream.fate) is not None:
-            self._ended.add(EndedRequest(body=stream.body, name=stream.name, tenant=stream.tenant, fate=fate))
-        stream.connection.open_requests -= 1
-        if abort is not None:
-            stream.connection.aborts_sent += 1
-            stream.connection.outbox.emit(abort)
-        else:
-            stream.connection.outbox.release(1)
-        stream.wake()
 
 
 @attrs.define(eq=False)

@@ -29,8 +29,9 @@ from layered_llm.domain.messages.supervision import (
     Stop,
     SupervisorToApi,
 )
-from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient, TextConnection
+from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
+from layered_llm.service.request_stream import TextConnection
 from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.link_specs import API_TEXT, Links
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox

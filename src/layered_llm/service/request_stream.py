@@ -1,110 +1,185 @@
-"""One open request, for the one task that reads it.
+"""One open request: what came for it and was not read yet, how it ended, and how its one reader waits for more.
 
-Must not know: the table it stands in, how its abort travels.
+Must not know: the table that it is in, how its abort travels, HTTP.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import enum
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Final, assert_never
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.finish import AbortReason
-from layered_llm.domain.ids import RequestId
-from layered_llm.domain.messages.api_text import Accepted, Rejected, TextAnswer
+from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ids import RequestId, TextId
+from layered_llm.domain.messages.api_text import Accepted, ApiToText, Rejected, TextAnswer
 from layered_llm.domain.messages.supervision import RequestFate
-from layered_llm.domain.stream import Backlog, StreamEvent
-from layered_llm.service.ended_requests import fate_of
-from layered_llm.service.open_requests import Phase, RequestRecord
+from layered_llm.domain.stream import (
+    Backlog,
+    ChoiceDelta,
+    LogprobRun,
+    RequestEnded,
+    SampledLogprob,
+    StreamEvent,
+    logprob_entries,
+)
+from layered_llm.service.request_figures import RequestTimes
 from layered_llm.transport.http.engine_port import BacklogFull, EngineLost, RequestAborted, RequestSummary
+from layered_llm.transport.outbox import Outbox
 
-if TYPE_CHECKING:
-    from layered_llm.service.engine_client import TextConnection
+ENGINE_LOST: Final = "engine_lost"
+REJECTED: Final = "rejected"
+ABORTED_BY_ID: Final = "aborted"
+MAX_MESSAGE_CHARS: Final = 200
+MOST_BYTES_AT_ONCE: Final = 1 << 18
+"""Of what a reader is given by one call, and the choice that completes it: less than a millisecond of joining."""
+_TOKEN_BYTES: Final = 40
+_LOGPROB_BYTES: Final = 64
+"""Of what waits to be fetched: a number, and 8 packed bytes beside the token's name."""
+
+
+@attrs.define(eq=False)
+class TextConnection:
+    """One text worker of one generation of the engine."""
+
+    text: TextId
+    outbox: Outbox[ApiToText]
+    open_requests: int = 0
+    aborts_sent: int = 0
+
+
+@enum.unique
+class Phase(enum.Enum):
+    """Where a request is, as its opener sees it."""
+
+    SUBMITTED = enum.auto()
+    ACCEPTED = enum.auto()
+    REJECTED = enum.auto()
+    ENDED = enum.auto()
+    CLOSED = enum.auto()
+    LOST = enum.auto()
 
 
 @attrs.define(eq=False)
 class RequestStream:
     """Implements the protocols `EngineStream` and `EngineQuestion`: a request is read as one of the two."""
 
-    _record: RequestRecord
-    connection: "TextConnection"
-    _close: Callable[["RequestStream", AbortReason], None]
+    request: RequestId
+    connection: TextConnection
+    times: RequestTimes
     tenant: str
     """Who may end it by its id."""
-    _news: trio.Event = attrs.field(factory=trio.Event)
-    body: RequestId = attrs.field(init=False)
+    open_choices: int
+    """Choices without a finish reason yet."""
+    _leave: Callable[["RequestStream", AbortReason], None] = attrs.field(kw_only=True)
+    """Called when it is closed before it is over."""
+    _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
+    """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
+    body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
     """The first request of the body that this one belongs to: itself, unless it joined another."""
-
     name: str | None = attrs.field(init=False, default=None)
     """What its client calls it."""
+    phase: Phase = attrs.field(init=False, default=Phase.SUBMITTED)
+    admission: Accepted | Rejected | None = attrs.field(init=False, default=None)
+    """The verdict."""
+    result: TextAnswer | None = attrs.field(init=False, default=None)
+    """The answer to a question, which has neither choices nor, unless it is rejected, a verdict."""
+    closed_as: AbortReason | None = attrs.field(init=False, default=None)
+    """Why, when its phase is CLOSED."""
+    finish_reason: FinishReason = attrs.field(init=False, default=FinishReason.RUNNING)
+    """Of its choices that ended, that of the highest number."""
+    ended: RequestEnded | None = attrs.field(init=False, default=None)
+    """How the engine ended it."""
+    backlog: Backlog | None = attrs.field(init=False, default=None)
+    """Has to have room for what nobody fetched yet; None where nothing bounds it.
 
-    @body.default
-    def _own_body(self) -> RequestId:
-        return self._record.request
-
-    @property
-    def request(self) -> RequestId:
-        return self._record.request
+    Of the first delta of each choice only what is said of the prompt, since that can be long and comes with every choice.
+    """
+    is_over_backlog: bool = attrs.field(init=False, default=False)
+    """It had none: the request is to be left, unless it ended with the message that did not fit."""
+    news: trio.Event = attrs.field(init=False, factory=trio.Event)
+    """Set when there is something for the reader."""
+    _booked_bytes: int = attrs.field(init=False, default=0)
+    _pending: dict[int, list[ChoiceDelta]] = attrs.field(init=False, factory=dict)
+    """Of each choice what nobody fetched yet, merged so that a slow reader costs little more than its text: of `k` tokens in at
+    most log2(k) deltas, each longer than the next, so that a token is copied as often at most."""
+    _has_end: bool = attrs.field(init=False, default=False)
+    """Its end is there to be fetched."""
+    _is_dropped: bool = attrs.field(init=False, default=False)
+    """Its owner has left; nothing is there to be fetched any more."""
 
     @property
     def is_over(self) -> bool:
-        """Ended, rejected, lost or closed: nothing is owed for it any more."""
-        return self._record.is_over
+        """Ended, rejected, lost or closed: nothing more comes, and nothing is owed for it; what came may still be fetched."""
+        return self.phase not in (Phase.SUBMITTED, Phase.ACCEPTED)
 
     @property
     def was_left(self) -> bool:
         """Closed before its end: its abort was emitted."""
-        return self._record.phase is Phase.CLOSED
+        return self.phase is Phase.CLOSED
 
     @property
     def fate(self) -> RequestFate | None:
         """How it ended; None for a question, and for what is still open."""
-        return fate_of(self._record) if self._record.is_over and self._record.times.choices else None
+        if not self.times.choices:
+            return None
+        match self.phase:
+            case Phase.SUBMITTED | Phase.ACCEPTED:
+                return None
+            case Phase.LOST:
+                return RequestFate(reason=ENGINE_LOST)
+            case Phase.CLOSED:
+                reason = self.closed_as or AbortReason.CLIENT_GONE
+                return RequestFate(reason=ABORTED_BY_ID if reason is AbortReason.ADMINISTRATIVE else reason.name.lower())
+            case Phase.REJECTED:
+                message = self.admission.message if isinstance(self.admission, Rejected) else ""
+                return RequestFate(reason=REJECTED, error=message[:MAX_MESSAGE_CHARS])
+            case Phase.ENDED:
+                error = None if self.ended is None or self.ended.error is None else self.ended.error[:MAX_MESSAGE_CHARS]
+                return RequestFate(reason=(FinishReason.ERROR if error else self.finish_reason).name.lower(), error=error)
+            case _ as unreachable:
+                assert_never(unreachable)
 
     def summary(self) -> RequestSummary:
         """What is known of it by now."""
-        record, verdict = self._record, self._record.verdict
         return RequestSummary(
-            prompt_tokens=verdict.prompt_tokens if isinstance(verdict, Accepted) else 0,
-            completion_tokens=record.times.tokens if record.usage is None else record.usage.completion_tokens,
-            first_token_s=record.times.first_token_s,
+            prompt_tokens=self.admission.prompt_tokens if isinstance(self.admission, Accepted) else 0,
+            completion_tokens=self.times.tokens if self.ended is None else self.ended.usage.completion_tokens,
+            first_token_s=self.times.first_token_s,
             name=self.name,
             fate=self.fate,
         )
 
     async def verdict(self) -> Accepted | Rejected:
         """Whether the request is queued. Raises EngineLost."""
-        if self._record.verdict is not None:
+        if self.admission is not None:
             await trio.lowlevel.checkpoint()
-        while self._record.verdict is None:
+        while self.admission is None:
             await self._next_news()
-        return self._record.verdict
+        return self.admission
 
     async def answer(self) -> TextAnswer | Rejected:
         """What a question came to. Raises EngineLost."""
-        while self._record.answer is None:
-            if isinstance(self._record.verdict, Rejected):
-                return self._record.verdict
+        while self.result is None:
+            if isinstance(self.admission, Rejected):
+                return self.admission
             await self._next_news()
-        return self._record.answer
+        return self.result
 
     async def receive(self) -> tuple[StreamEvent, ...]:
         """What came since the last call, at least one event; the rest of it with the next call. Raises EngineLost."""
-        if not isinstance(self._record.verdict, Accepted):
+        if not isinstance(self.admission, Accepted):
             raise InvariantViolated("a request is read after it was accepted")
         await trio.lowlevel.checkpoint()
-        while not self._record.has_events:
+        while not (self._pending or self._has_end):
             await self._next_news()
-        return self._record.take_events()
+        return self.take_events()
 
     def bound(self, backlog: Backlog) -> None:
         """What is not fetched has to fit into `backlog`."""
-        self._record.backlog = backlog
-
-    @property
-    def is_over_backlog(self) -> bool:
-        return self._record.is_over_backlog
+        self.backlog = backlog
 
     def join(self, first: RequestId) -> None:
         """Who ends `first` by its id ends this request too."""
@@ -116,27 +191,119 @@ class RequestStream:
 
     def close(self, reason: AbortReason) -> None:
         """Leaves the request; harmless when it is over."""
-        self._close(self, reason)
-        self._record.drop_events()
-
-    def wake(self) -> None:
-        """There is news for the reader."""
-        self._news.set()
+        if not self.is_over:
+            self._leave(self, reason)
+        if not self._is_dropped:
+            self._drop_events()
 
     async def _next_news(self) -> None:
-        match self._record.phase:
+        match self.phase:
             case Phase.LOST:
                 raise EngineLost("the engine process that had the request is gone")
-            case Phase.CLOSED if self._record.closed_as is AbortReason.ADMINISTRATIVE:
+            case Phase.CLOSED if self.closed_as is AbortReason.ADMINISTRATIVE:
                 raise RequestAborted("the request was ended by its id")
-            case Phase.CLOSED if self._record.closed_as is AbortReason.OVER_BUDGET and self._record.is_over_backlog:
+            case Phase.CLOSED if self.closed_as is AbortReason.OVER_BUDGET and self.is_over_backlog:
                 raise BacklogFull("the reader took too little of what came")
             case Phase.CLOSED:
                 raise EngineLost("the request was closed")
-            case Phase.ENDED if self._record.is_dropped:
+            case Phase.ENDED if self._is_dropped:
                 raise EngineLost("the request was closed")
             case Phase.ENDED | Phase.REJECTED:
                 raise InvariantViolated("nothing follows the end of a request")
             case Phase.SUBMITTED | Phase.ACCEPTED:
-                await self._news.wait()
-                self._news = trio.Event()
+                await self.news.wait()
+                self.news = trio.Event()
+
+    def take_events(self) -> tuple[StreamEvent, ...]:
+        """What came since the last call, or as much of it as is done at once; the end, once, after all deltas."""
+        events: list[StreamEvent] = []
+        size_bytes = 0
+        for choice in list(self._pending):  # one that is taken comes last again
+            waiting = self._pending.pop(choice)
+            delta = waiting[0] if len(waiting) == 1 else _merged(waiting)
+            if delta.finish_reason is not FinishReason.RUNNING:
+                self._count_end(delta.finish_reason)
+            events.append(delta)
+            if self._pending and (size_bytes := size_bytes + _size_bytes(delta)) >= MOST_BYTES_AT_ONCE:
+                return tuple(events)
+        if self._booked_bytes:
+            self._give_back()
+        if self._has_end and self.ended is not None:
+            self._has_end = False
+            events.append(self.ended)
+        return tuple(events)
+
+    def _drop_events(self) -> None:
+        """Nobody takes them any more: who left before the end of a choice was told has aborted it."""
+        self._is_dropped, self._has_end = True, False
+        for deltas in self._pending.values():
+            if deltas[-1].finish_reason is not FinishReason.RUNNING:
+                self.finish_reason = FinishReason.ABORT
+                self._count_end(FinishReason.ABORT)
+        self._pending.clear()
+        if self._booked_bytes:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self.backlog is not None:
+            self.backlog.give_back(self._booked_bytes)
+            self._booked_bytes = 0
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        """A choice has more for the reader. Raises InvariantViolated where it had finished."""
+        waiting = self._pending.get(delta.choice)
+        if waiting is None:
+            self._pending[delta.choice] = [delta]
+            if delta.prompt_logprobs:
+                self._book(_LOGPROB_BYTES * logprob_entries(delta.prompt_logprobs))
+        elif waiting[-1].finish_reason is not FinishReason.RUNNING:
+            raise InvariantViolated(f"choice {delta.choice} goes on after it finished")
+        else:
+            self._book(_size_bytes(delta))
+            waiting.append(delta)
+            while len(waiting) > 1 and len(waiting[-2].token_ids) <= len(waiting[-1].token_ids):
+                waiting[-2:] = [_merged(waiting[-2:])]
+        if delta.finish_reason is not FinishReason.RUNNING:
+            self.open_choices -= 1
+            self.finish_reason = max(self.finish_reason, delta.finish_reason)
+
+    def _book(self, size_bytes: int) -> None:
+        if self.backlog is None or self.is_over_backlog:
+            return
+        if self.backlog.take(size_bytes) is None:
+            self._booked_bytes += size_bytes
+        else:
+            self.is_over_backlog = True
+
+    def add_end(self, end: RequestEnded) -> None:
+        """The engine has ended it: nothing follows for the reader."""
+        self.ended, self._has_end = end, True
+
+
+def _size_bytes(delta: ChoiceDelta) -> int:
+    """About what it takes to keep `delta` until it is fetched."""
+    logprobs = logprob_entries(delta.logprobs) + logprob_entries(delta.prompt_logprobs)
+    return 4 * len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * logprobs
+
+
+def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """One delta of a choice for several that came in this order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return ChoiceDelta(
+        choice=last.choice,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        finish_reason=last.finish_reason,
+        matched_stop=last.matched_stop,
+        logprobs=_joined([delta.logprobs for delta in deltas if delta.logprobs]),
+        prompt_logprobs=_joined([delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]),
+    )
+
+
+def _joined(parts: Sequence[Sequence[SampledLogprob]]) -> Sequence[SampledLogprob]:
+    runs = [part for part in parts if isinstance(part, LogprobRun)]
+    if len(parts) <= 1:
+        return parts[0] if parts else ()
+    return LogprobRun.joined(runs) if len(runs) == len(parts) else tuple(chain.from_iterable(parts))

@@ -16,8 +16,8 @@ from layered_llm.domain.messages.supervision import EngineState, EngineStatus, R
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, StreamEvent
-from layered_llm.service.engine_client import EngineClient, TextConnection
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.request_stream import RequestStream, TextConnection
 from layered_llm.transport.http.engine_port import RequestSummary
 
 Asked = tuple[Prompt, SamplingParams]
