@@ -21,6 +21,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.domain.placement import Placement
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.plan import NextStep
@@ -136,7 +137,7 @@ class SimulatedEngine:
             prompt_ids=pack_i32(times.prompt_ids),
             max_tokens=asked.output_tokens,
             sampling=GREEDY,
-            priority=conversation.priority,
+            placement=Placement(priority=conversation.priority),
         )
         self._receive(self._scheduler.handle(WORKER, admit, self._now_us))
 

@@ -114,7 +114,8 @@ def test_any_engine_any_arrival_any_abort(engine: Engine, seed: int, chance: Ran
     workload, expected = reference(seed)
     aborted: set[int] = set()
     for message in workload:
-        engine.admit(attrs.evolve(message, tenant=chance.choice(["", "a"]), priority=chance.randrange(2)))
+        placement = attrs.evolve(message.placement, tenant=chance.choice(["", "a"]), priority=chance.randrange(2))
+        engine.admit(attrs.evolve(message, placement=placement))
         for _ in range(chance.choice([0, 0, 1, 6])):
             engine.step()
         if chance.random() < 0.1:

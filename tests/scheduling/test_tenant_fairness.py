@@ -43,7 +43,7 @@ class Crowd:
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            waiting = Counter(one.admit.tenant for one in self.rig.scheduler._waiting.sequences())
+            waiting = Counter(one.admit.placement.tenant for one in self.rig.scheduler._waiting.sequences())
             for tenant, habit in self.habits.items():
                 for _ in range(habit.waiting - waiting[tenant]):
                     self.ask(tenant)

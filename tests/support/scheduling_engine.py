@@ -18,6 +18,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.domain.placement import Placement
 from layered_llm.runtime.device import Device
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import HashScript
@@ -143,7 +144,7 @@ def hash_admit(request: int, prompt: list[int], tokens: int, *, choices: int = 1
         prompt_ids=pack_i32(prompt),
         max_tokens=tokens,
         sampling=sampling,
-        cache_salt=salt,
+        placement=Placement(cache_salt=salt),
     )
 
 

@@ -20,6 +20,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.domain.placement import Placement
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.flight import AbortRelease
@@ -94,9 +95,7 @@ def admit(
         prompt_ids=pack_i32(own_ids if prompt_ids is None else prompt_ids),
         max_tokens=tokens,
         sampling=TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=request, min_tokens=min_tokens, end_ids=end_ids),
-        cache_salt=salt,
-        tenant=tenant,
-        priority=priority,
+        placement=Placement(cache_salt=salt, tenant=tenant, priority=priority),
     )
 
 

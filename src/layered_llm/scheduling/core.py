@@ -174,7 +174,7 @@ class Scheduler:
         load = Load(
             waiting_requests=self._waiting.request_count,
             streams=len(self._open.by_id),
-            tenant_streams=self._open.tenants.streams(admit.tenant),
+            tenant_streams=self._open.tenants.streams(admit.placement.tenant),
         )
         refused = judge(admit, limits=self._limits, policy=self._policy, load=load)
         if refused is not None:

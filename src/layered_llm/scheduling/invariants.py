@@ -53,7 +53,9 @@ def _places(state: SchedulerState) -> Iterator[str]:
     waiting = Counter(one.request for one in places[Phase.WAITING])
     if waiting != Counter(state.waiting.choices_by_request()):
         yield "waiting choices are not counted right by request"
-    if state.open.streams_by_tenant() != Counter(request.sequences[0].admit.tenant for request in state.open.by_id.values()):
+    if state.open.streams_by_tenant() != Counter(
+        request.sequences[0].admit.placement.tenant for request in state.open.by_id.values()
+    ):
         yield "open requests are not counted right by tenant"
 
 

@@ -48,7 +48,7 @@ class OpenRequests:
         request = open_request(
             admit,
             worker,
-            self.tenants.open_request(admit.tenant, least_served=least_served),
+            self.tenants.open_request(admit.placement.tenant, least_served=least_served),
             first_arrival=self._next_arrival,
             page_size_tokens=self._page_size_tokens,
             now_us=now_us,

@@ -21,7 +21,7 @@ class AdmissionOrder(enum.Enum):
 
     FIRST_COME = enum.auto()
     PRIORITY = enum.auto()
-    """Lowest `Admit.priority` first, first come, first served among equal ones."""
+    """Lowest `Placement.priority` first, first come, first served among equal ones."""
     LONGEST_PREFIX = enum.auto()
     """Whoever finds most of its prompt in the cache first, so that a prefix is used before it is evicted."""
 
@@ -85,4 +85,5 @@ class SchedulingPolicy:
 
         Tenant and salt are kept side by side and never joined into one text, so that no tenant can spell another one's root.
         """
-        return admit.cache_salt if self.shares_prefixes or not admit.tenant else (admit.tenant, admit.cache_salt)
+        tenant, salt = admit.placement.tenant, admit.placement.cache_salt
+        return salt if self.shares_prefixes or not tenant else (tenant, salt)

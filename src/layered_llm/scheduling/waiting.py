@@ -44,7 +44,7 @@ def order_for(order: AdmissionOrder, *, cached_tokens: Callable[[Sequence], int]
         case AdmissionOrder.FIRST_COME:
             return Order(1, lambda sequence: (0, sequence.arrival))
         case AdmissionOrder.PRIORITY:
-            return Order(1, lambda sequence: (sequence.admit.priority, sequence.arrival))
+            return Order(1, lambda sequence: (sequence.admit.placement.priority, sequence.arrival))
         case AdmissionOrder.LONGEST_PREFIX:
             return Order(_PREFIX_WINDOW, lambda sequence: (-cached_tokens(sequence), sequence.arrival))
         case _:
@@ -164,4 +164,4 @@ class WaitingQueue:
 
 
 def _lane_key(sequence: Sequence) -> tuple[TextWorker, int]:
-    return sequence.worker, sequence.admit.priority
+    return sequence.worker, sequence.admit.placement.priority

@@ -170,15 +170,12 @@ class Preparation:
         bad_words = self._bad_words() if params.bad_words else ()
         if isinstance(bad_words, Rejected):
             return bad_words
-        placement = self._message.placement
         admit = Admit(
             request=self.request,
             choices=params.n,
             prompt_ids=pack_i32(tokens),
             max_tokens=max_tokens,
-            cache_salt=placement.cache_salt,
-            priority=placement.priority,
-            tenant=placement.tenant,
+            placement=self._message.placement,
             sampling=self._token_sampling(
                 params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids, bad_words=bad_words
             ),

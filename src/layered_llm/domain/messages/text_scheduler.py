@@ -12,6 +12,7 @@ from layered_llm.domain.columns import check_columns, column, packed, rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
+from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.verdicts import RejectReason
 
 
@@ -66,12 +67,7 @@ class Admit:
     max_tokens: int
     """At least 1, and prompt and output together, without the last token, never exceed the context."""
     sampling: TokenSampling
-    cache_salt: str | None = None
-    """Requests share cached prefixes only with requests of the same salt and, by default, tenant."""
-    tenant: str = ""
-    """Who asks, as far as fairness, limits and the prefix cache go."""
-    priority: int = 0
-    """Where the scheduler's policy goes by priority: lower ones start first."""
+    placement: Placement = ANYWHERE
     reads_cache: bool = True
     """False: all of the prompt is computed, as something is told of each of its tokens."""
 
