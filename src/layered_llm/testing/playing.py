@@ -169,7 +169,7 @@ class Play:
                 await self.target.run(observed, disconnect)
             finally:
                 self.injector.unwatch()
-        self._check_left(observed, process)
+        self._check_left(observed)
 
     @contextlib.contextmanager
     def _expecting(self, error: type[Exception] | None) -> Iterator[None]:
@@ -179,7 +179,7 @@ class Play:
             if error is None or not all(isinstance(leaf, error) for leaf in _leaves(group)):
                 raise
 
-    def _check_left(self, observed: ObservedEngine, process: ApiProcess | None) -> None:
+    def _check_left(self, observed: ObservedEngine) -> None:
         """C2, before anything else can run."""
         observed.note_open()
         if self.injector.fault is Fault.DEATH and self.injector.was_injected:
