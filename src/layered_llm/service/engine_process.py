@@ -21,7 +21,7 @@ import attrs
 
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.service.processes import REASON_MARK, exit_at_stdin_eof, python_module
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings import Settings, flag
 from layered_llm.transport.addresses import LinkAddresses
 
 EXIT_FAILED: Final = 1
@@ -42,27 +42,13 @@ class EngineArguments:
         return LinkAddresses.in_directory(self.run_directory, generation=self.generation)
 
     @classmethod
-    def command_line(cls, *, run_directory: Path, generation: int, index: int, checkpoint: Path) -> tuple[str, ...]:
-        """The words that `parse` takes apart."""
-        named = {"run-directory": run_directory, "generation": generation, "index": index, "checkpoint": checkpoint}
-        return tuple(f"--{name}={value}" for name, value in named.items())
-
-    @classmethod
     def parse(cls, role: Role) -> "EngineArguments":
         parser = argparse.ArgumentParser(prog=f"python -m layered_llm.service.{role}", description="Started by the supervisor.")
-        parser.add_argument("--run-directory", type=Path, required=True)
-        parser.add_argument("--generation", type=int, required=True)
-        parser.add_argument("--index", type=int, required=True)
-        parser.add_argument("--checkpoint", type=Path, required=True)
-        words = parser.parse_args()
-        settings = Settings.from_json((words.run_directory / "settings.json").read_text())
-        return cls(
-            run_directory=words.run_directory,
-            generation=words.generation,
-            index=words.index,
-            checkpoint=words.checkpoint,
-            settings=settings,
-        )
+        for field in attrs.fields(cls):
+            if field.type is not Settings:
+                parser.add_argument(flag(field.name), type=field.type, required=True)
+        words = vars(parser.parse_args())
+        return cls(settings=Settings.from_json((words["run_directory"] / "settings.json").read_text()), **words)
 
 
 def engine_processes(settings: Settings) -> tuple[tuple[Role, int], ...]:
@@ -72,9 +58,9 @@ def engine_processes(settings: Settings) -> tuple[tuple[Role, int], ...]:
 
 
 def engine_command(role: Role, index: int, *, run_directory: Path, generation: int, checkpoint: Path) -> tuple[str, ...]:
-    """The command of one process, as `ps` shows it."""
-    words = EngineArguments.command_line(run_directory=run_directory, generation=generation, index=index, checkpoint=checkpoint)
-    return python_module(f"layered_llm.service.{role}", *words)
+    """The command of one process, as `ps` shows it; `EngineArguments.parse` takes it apart."""
+    named = {"run_directory": run_directory, "generation": generation, "index": index, "checkpoint": checkpoint}
+    return python_module(f"layered_llm.service.{role}", *(f"{flag(name)}={value}" for name, value in named.items()))
 
 
 def run_engine_process(role: Role, work: Callable[[EngineArguments], None], expected: tuple[type[Exception], ...] = ()) -> None:
