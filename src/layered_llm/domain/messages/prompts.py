@@ -85,11 +85,13 @@ class Prompt:
     """A longer prompt loses its end instead."""
 
     def __attrs_post_init__(self) -> None:
-        if sum(part is not None for part in (self.chat, self.text, self.token_ids)) != 1:
+        if (self.chat, self.text, self.token_ids).count(None) != 2:
             raise ValueError("a prompt is exactly one of chat, text and token_ids")
         if self.keep_last_tokens is not None and self.keep_last_tokens < 1 and self.keep_last_tokens != WHOLE_CONTEXT:
             raise ValueError("keep_last_tokens is WHOLE_CONTEXT or at least 1")
-        turns = sum(1 + len(message.tool_calls) for message in self.chat or ())
+        turns = len(self.chat or ())
+        for turn in self.chat or ():
+            turns += len(turn.tool_calls)
         if turns > MAX_TURNS:
             message = f"messages holds {turns} messages and calls of tools together, at most {MAX_TURNS} are allowed"
             raise ParameterError("messages", message)
