@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.domain.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 
 MODEL = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=50, min_p=0.1, repetition_penalty=1.1, max_tokens=20)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.domain.sampling import NO_DEFAULTS, SamplingDefaults
 from layered_llm.service.checkpoint import DEFAULT_MODEL_SAMPLING, default_gguf
 from layered_llm.service.settings import Settings
 from layered_llm.service.text import read_files

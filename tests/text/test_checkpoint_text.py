@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.domain.sampling import NO_DEFAULTS, SamplingDefaults
 from layered_llm.text.checkpoint_text import TextFiles, UnreadableCheckpoint, read_text_files
 from support.text_tokenizers import BOS, EOS, byte_level_pipeline
 

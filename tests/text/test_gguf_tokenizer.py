@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from layered_llm.domain.messages.prompts import ChatMessage
-from layered_llm.domain.sampling_defaults import SamplingDefaults
+from layered_llm.domain.sampling import SamplingDefaults
 from layered_llm.text.checkpoint_text import TextFiles, read_text_files
 from layered_llm.text.decode_tables import byte_alphabet
 from layered_llm.text.gguf_conventions import UnsupportedGguf

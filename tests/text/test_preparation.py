@@ -9,7 +9,7 @@ from layered_llm.domain.columns import unpack_f32, unpack_i32
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import WHOLE_CONTEXT, ChatMessage, Prompt, Rendering, ToolCall
-from layered_llm.domain.sampling_defaults import SamplingDefaults
+from layered_llm.domain.sampling import SamplingDefaults
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.preparation import LONG_WORK_CHARS, Prepared

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.sampling_defaults import SamplingDefaults
+from layered_llm.domain.sampling import SamplingDefaults
 from layered_llm.formats.gguf import MAGIC
 from layered_llm.service.settings_fields import is_text, printable, user_path
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 
 from layered_llm.domain.errors import ParameterError
-from layered_llm.domain.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from layered_llm.domain.sampling import NO_DEFAULTS, SamplingDefaults
 from layered_llm.formats.gguf import GgufError, GgufFile
 from layered_llm.formats.untrusted_files import MOST_JSON_BYTES, UnreadableFile, parse_json, read_text
 from layered_llm.text.chat_template import ChatTemplate, Clock
