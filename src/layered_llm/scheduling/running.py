@@ -172,8 +172,8 @@ class RunningChoices:
         own = sequence.pages[first:last]
         prefix = self.pages.keep(place, sequence.tokens[first * size : last * size].tobytes(), own)
         sequence.place, sequence.shared_pages = prefix.place, last
-        duplicates = [mine for mine, kept in zip(own, prefix.pages, strict=True) if mine != kept]
-        if duplicates:
+        if own != prefix.pages:
+            duplicates = [mine for mine, kept in zip(own, prefix.pages, strict=True) if mine != kept]
             sequence.pages[first:last] = prefix.pages
             self._replaced.setdefault(slot, []).append((first, prefix.pages[: len(duplicates)]))
             self.pages.give_back(duplicates, sequence.last_step)

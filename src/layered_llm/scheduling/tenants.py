@@ -55,7 +55,7 @@ class Tenants:
         as new, and forgotten when another name comes.
         """
         if name not in self._tenants:
-            for idle in [one for one in self if not one.open_requests and one.served <= least_served]:
+            for idle in [one for one in self._tenants.values() if not one.open_requests and one.served <= least_served]:
                 del self._tenants[idle.name]
             self._tenants[name] = Tenant(name)
         tenant = self._tenants[name]

@@ -89,7 +89,7 @@ class WaitingQueue:
     def least_served(self) -> int:
         """What the waiting tenant was given that was given least; while none waits, the one that waited last. Never falls."""
         last = 0 if self._last_left is None else self._last_left.served
-        return min((tenant.served for tenant in self._lines), default=last)
+        return min(map(attrgetter("served"), self._lines), default=last)
 
     def choices_by_request(self) -> dict[RequestId, int]:
         return dict(self._choices_by_request)
@@ -113,9 +113,8 @@ class WaitingQueue:
 
     def first(self, can_start: Callable[[Sequence], bool]) -> Sequence | None:
         """Who starts next. None where nobody can, and while a preempted choice with credit cannot yet."""
-        preempted = [sequence for sequence in self._preempted if sequence.worker.has_credit]
-        if preempted:
-            oldest = min(preempted, key=attrgetter("arrival"))
+        if self._preempted and (ready := [one for one in self._preempted if one.worker.has_credit]):
+            oldest = min(ready, key=attrgetter("arrival"))
             return oldest if can_start(oldest) else None
         for tenant in sorted(self._lines, key=attrgetter("served")):
             line = self._lines[tenant]
