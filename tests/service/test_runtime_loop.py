@@ -159,6 +159,15 @@ def test_a_step_that_is_done_is_answered_before_another_comes(concurrent: Concur
     assert ["submit 1", "collect 1", "submit 2", "collect 2", "submit 3", "collect 3"] == concurrent.events
 
 
+def test_a_rank_that_does_not_answer_executes_each_step_and_says_that_it_is_ready(concurrent: ConcurrentDevice) -> None:
+    link = ScriptedLink(deque([*STEPS, concurrent.finish]))
+    with pytest.raises(LinkClosed):
+        serve_device(concurrent, link, pid=7, answers=False)
+
+    assert [RuntimeReady(limits=LIMITS, pid=7)] == link.sent
+    assert ["submit 1", "submit 2", "collect 1", "submit 3", "collect 2", "collect 3"] == concurrent.events
+
+
 def test_a_device_that_fails_names_the_oldest_step_it_holds(concurrent: ConcurrentDevice) -> None:
     link = ScriptedLink(deque(STEPS[:2]))
     concurrent.failure = DeviceError("out of memory")

@@ -1,5 +1,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import attrs
 import pytest
@@ -41,12 +42,9 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
+from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeFailed
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
-from layered_llm.service.scheduler_loop import (
-    WARM_UP_SILENCE_S,
-    RuntimeFailed,
-    StepOverdue,
-)
+from layered_llm.service.scheduler_loop import StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.step_deadlines import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
@@ -118,7 +116,7 @@ class Ends:
 
 @contextlib.asynccontextmanager
 async def scheduler_ends(
-    first_word: RuntimeToScheduler = READY, *, overlap: bool = False, queue_timeout_s: float | None = None
+    first_word: RuntimeToScheduler = READY, *, overlap: bool = False, queue_timeout_s: float | None = None, ranks: int = 1
 ) -> AsyncIterator[Ends]:
     policy = scheduling_policy(Settings(overlap_schedule=overlap, queue_timeout_s=queue_timeout_s))
     links = MemoryLinks()
@@ -126,10 +124,10 @@ async def scheduler_ends(
         enter = stack.enter_context
         supervisor = enter(links.bind(ENGINE_SUPERVISOR, ADDRESSES.supervisor))
         text = enter(links.connect(TEXT_SCHEDULER, ADDRESSES.scheduler, TEXT_NAME))
-        runtime = enter(links.connect(SCHEDULER_RUNTIME, ADDRESSES.runtime(0), peer_name(Role.RUNTIME, 0)))
+        runtime = enter(links.connect(SCHEDULER_RUNTIME, ADDRESSES.runtime, peer_name(Role.RUNTIME, 0)))
         enter(trio.fail_after(TEST_S))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work_scheduler, links, ADDRESSES, policy)
+            nursery.start_soon(partial(work_scheduler, links, ADDRESSES, policy, ranks=ranks))
             ends = Ends(links=links, text=text, runtime=runtime, supervisor=supervisor, loop=nursery)
             await runtime.send(first_word)
             yield ends
@@ -275,8 +273,33 @@ async def test_a_text_worker_that_cannot_be_reached_is_left_to_the_supervisor(au
         assert isinstance(await ends.reported(), StateReport)
 
 
+async def test_every_rank_is_sent_the_steps_as_soon_as_all_are_ready(autojump_clock: MockClock) -> None:
+    async with scheduler_ends(ranks=2) as ends:
+        with ends.links.connect(SCHEDULER_RUNTIME, ADDRESSES.runtime, "runtime-1") as other:
+            await ends.text.send(admit())
+            with trio.move_on_after(10.0) as early:
+                await other.receive()
+            await other.send(READY)
+            (step,) = await other.receive()
+
+            assert early.cancelled_caught
+            assert step is await ends.step()
+
+
+async def test_a_rank_that_fails_ends_the_scheduler_though_another_answers(autojump_clock: MockClock) -> None:
+    with raises_alone(RuntimeFailed, "runtime-1, step 1: out of memory"):
+        async with scheduler_ends(ranks=2) as ends:
+            with ends.links.connect(SCHEDULER_RUNTIME, ADDRESSES.runtime, "runtime-1") as other:
+                await other.send(READY)
+                await ends.text.send(admit())
+                step = await ends.step()
+                await ends.complete(step, 42)
+                await other.send(StepFailed(step=step.step, message="out of memory"))
+                await trio.sleep(1.0)
+
+
 async def test_a_runtime_that_is_ready_twice_is_our_own_fault(autojump_clock: MockClock) -> None:
-    with raises_alone(InvariantViolated, "ready once"):
+    with raises_alone(InvariantViolated, "after it was ready"):
         async with scheduler_ends() as ends:
             await ends.reported()
             await ends.runtime.send(READY)

@@ -191,6 +191,16 @@ def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervisi
     assert (asker, 77, 6, ()) == (to, state.query, len(state.reports), state.silent)
 
 
+def test_a_state_query_waits_for_the_report_of_every_rank() -> None:
+    supervision = Supervision(pid=1, ranks=2)
+    make_ready(supervision)
+    hello(supervision)
+    supervision.query_state(api_peer_name(API), StateQuery(query=77), now_s=0.0)
+    who = ((Role.API, API), (Role.TEXT, 0), (Role.TEXT, 1), (Role.SCHEDULER, 0), (Role.RUNTIME, 0), (Role.RUNTIME, 1))
+
+    assert [0, 0, 0, 0, 0, 1] == [len(supervision.report(report(1, role, index))) for role, index in who]
+
+
 def test_a_flush_reaches_whoever_is_asked(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)

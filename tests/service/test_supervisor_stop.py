@@ -10,7 +10,7 @@ from layered_llm.domain.ids import ApiId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.supervision import ApiGoodbye, ApiHello, EngineToSupervisor, ProcessReady, Role
 from layered_llm.service.checkpoint import Checkpoint
-from layered_llm.service.settings import Settings
+from layered_llm.service.engine_process import engine_processes
 from layered_llm.service.supervision import Supervision
 from layered_llm.service.supervisor_loop import STOP_S, Supervisor
 from layered_llm.testing.memory_links import MemoryLinks
@@ -59,7 +59,7 @@ async def supervised(*words: EngineToSupervisor) -> AsyncIterator[None]:
         links.connect(API_SUPERVISOR, "supervisor", name) as api,
     ):
         supervisor = Supervisor(
-            settings=Settings(device="scripted"),
+            processes=engine_processes(text_workers=1, ranks=1),
             addresses=addresses,
             links=links,
             apis=apis,

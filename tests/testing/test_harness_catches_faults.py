@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -12,8 +13,10 @@ from layered_llm.domain.ids import PageId, StepId
 from layered_llm.domain.messages import supervision
 from layered_llm.domain.messages.api_text import Abort
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.messages.scheduler_runtime import StepCompleted, StepFailed
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
 from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.stream import RequestEnded
 from layered_llm.runtime.device import HostDevice
 from layered_llm.runtime.slots import SlotLedger
 from layered_llm.scheduling.pools import QuarantinePool
@@ -22,12 +25,17 @@ from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import Phase, RequestStream
+from layered_llm.service.runtime_ranks import RuntimeRanks
 from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
+from layered_llm.testing.deterministic import run_deterministic
 from layered_llm.testing.injection import Fault, StepsOf
+from layered_llm.testing.inline_engine import open_inline_engine
 from layered_llm.testing.scenario_parts import beside, library
 from layered_llm.testing.scenarios import all_scenarios
+from layered_llm.testing.wire_audit import WireAudit
 from layered_llm.text.core import Outgoing, TextCore
+from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
@@ -135,6 +143,44 @@ def test_a_ledger_that_does_not_count_what_was_sampled_is_seen(monkeypatch: pyte
     monkeypatch.setattr(SlotLedger, "sampled", lambda *_: None)
 
     assert "goes beyond its known tokens" in broken(run_once())
+
+
+def broken_by_a_rank_that_fails(failing_rank: int) -> list[str]:
+    """What the audit finds in a run of two ranks, of which one fails at the third step, while a request decodes."""
+    options = attrs.evolve(OPTIONS, ranks=2, failing_step=(failing_rank, StepId(3)))
+    audit = WireAudit(trio.current_time)
+
+    async def generate(client: EngineClient) -> None:
+        with contextlib.ExitStack() as owner:
+            stream = client.open(owner, Prompt.of_text("hello"), SamplingParams(max_tokens=8, seed=0, ignore_eos=True))
+            assert isinstance(stream, RequestStream)
+            await stream.verdict()
+            with contextlib.suppress(EngineLost):
+                while not any(isinstance(event, RequestEnded) for event in await stream.receive()):
+                    pass
+
+    async def run() -> None:
+        async with open_inline_engine(options, audit) as engine:
+            await generate(engine.client)
+
+    run_deterministic(run, seed=0)
+    return audit.broken
+
+
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_a_rank_whose_failure_is_heeded_passes(failing_rank: int) -> None:
+    assert [] == broken_by_a_rank_that_fails(failing_rank)
+
+
+def test_a_rank_whose_failure_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear: Callable[..., StepCompleted | None] = RuntimeRanks.hear
+
+    def ignore_failures(self: RuntimeRanks, rank: str, word: object, now_s: float) -> StepCompleted | None:
+        return None if isinstance(word, StepFailed) else hear(self, rank, word, now_s)
+
+    monkeypatch.setattr(RuntimeRanks, "hear", ignore_failures)
+
+    assert "is sent after a rank has failed" in "\n".join(broken_by_a_rank_that_fails(1))
 
 
 def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Abort, Accepted
+from layered_llm.domain.messages.scheduler_runtime import RuntimeWarmingUp
 from layered_llm.testing.memory_links import MemoryLinks
-from layered_llm.transport.link_specs import API_TEXT
+from layered_llm.transport.link_specs import API_TEXT, SCHEDULER_RUNTIME
 from layered_llm.transport.ports import SendOutcome
+from support.runtime_driver import make_step
 
 ADDRESS = "inproc://engine/text"
 API = "api-1"
@@ -65,6 +67,21 @@ async def test_what_is_on_its_way_to_an_end_that_closes_is_lost() -> None:
             text.send_nowait(API, accepted(2))
 
             assert (accepted(2),) == await api.receive()
+
+
+async def test_every_peer_of_a_group_gets_each_message_and_is_heard_by_name() -> None:
+    links, ready = MemoryLinks(), RuntimeWarmingUp()
+    with (
+        links.bind_group(SCHEDULER_RUNTIME, ADDRESS, ("runtime-0", "runtime-1")) as group,
+        links.connect(SCHEDULER_RUNTIME, ADDRESS, "runtime-0") as first,
+        links.connect(SCHEDULER_RUNTIME, ADDRESS, "runtime-1") as second,
+    ):
+        step = make_step(1)
+        await group.send(step)
+        await second.send(ready)
+
+        assert ((step,), (step,)) == (await first.receive(), await second.receive())
+        assert (("runtime-1", ready),) == await group.receive()
 
 
 async def test_an_address_is_bound_once() -> None:

@@ -28,8 +28,8 @@ def test_path_behind_an_address() -> None:
 
 
 def all_of(addresses: LinkAddresses) -> list[str]:
-    of_indexed = [*map(addresses.text, range(3)), *map(addresses.runtime, range(3))]
-    return [addresses.supervisor_for_apis, addresses.supervisor, addresses.scheduler, *of_indexed]
+    of_all = [addresses.supervisor_for_apis, addresses.supervisor, addresses.scheduler, addresses.runtime]
+    return [*of_all, *map(addresses.text, range(3))]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_relative_directory_becomes_absolute() -> None:
 
 
 def test_directory_too_long_for_any_of_its_sockets_is_refused_at_once() -> None:
-    longest = Path("/" + "d" * 90)
-    assert 107 == len(str(ipc_path(LinkAddresses.in_directory(longest, generation=1).runtime(9999))))
+    longest = Path("/" + "d" * 92)
+    assert 107 == len(str(ipc_path(LinkAddresses.in_directory(longest, generation=1).supervisor)))
 
     with pytest.raises(AddressError, match="shorter path"):
-        LinkAddresses.in_directory(longest.with_name("d" * 91), generation=1)
+        LinkAddresses.in_directory(longest.with_name("d" * 93), generation=1)

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -172,6 +173,35 @@ async def test_blocking_link_in_a_thread(context: MessageContext, address: str) 
             await scheduler.send(empty_step(number))
             assert (("runtime-0", completed(empty_step(number))),) == await scheduler.receive()
         context.shutdown()
+
+
+async def test_every_peer_of_a_group_gets_each_message_and_is_heard_by_name(context: MessageContext, address: str) -> None:
+    group = links(context).bind_group(SCHEDULER_RUNTIME, address, ("runtime-0", "runtime-1"))
+    peers = [links(context).connect(SCHEDULER_RUNTIME, address, name) for name in ("runtime-1", "runtime-0")]
+    await group.send(empty_step(1))
+
+    for name, peer in zip(("runtime-1", "runtime-0"), peers, strict=True):
+        assert (empty_step(1),) == await peer.receive()
+        await peer.send(completed(empty_step(1)))
+        assert ((name, completed(empty_step(1))),) == await group.receive()
+
+
+async def test_a_message_to_a_group_is_encoded_once(
+    context: MessageContext, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = list[object](), Codec.encode
+
+    def count(self: Codec[Any, Any], message: object) -> tuple[bytes, bytes]:
+        encoded.append(message)
+        return encode(self, message)
+
+    monkeypatch.setattr(Codec, "encode", count)
+    group = links(context).bind_group(SCHEDULER_RUNTIME, address, ("runtime-0", "runtime-1"))
+    peers = [links(context).connect(SCHEDULER_RUNTIME, address, name) for name in ("runtime-0", "runtime-1")]
+    await group.send(empty_step(1))
+
+    assert [(empty_step(1),)] * 2 == [await peer.receive() for peer in peers]
+    assert [empty_step(1)] == encoded
 
 
 async def test_strangers_on_a_link_with_one_peer_are_not_heard_and_get_nothing(

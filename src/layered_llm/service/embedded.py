@@ -18,21 +18,23 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.messages.scheduler_runtime import ANSWERING_RANK
 from layered_llm.domain.messages.supervision import EnginePhase, Role
 from layered_llm.runtime.device import Device, DeviceError
 from layered_llm.runtime.opening import open_device
 from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
-from layered_llm.service.engine_process import all_leaves, leaves
+from layered_llm.service.engine_process import all_leaves, engine_processes, leaves
 from layered_llm.service.launching import Launcher
 from layered_llm.service.own_thread import Wanted, run_in_own_thread
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.runtime import monotonic_us, runtime_options
 from layered_llm.service.runtime_loop import serve_device
+from layered_llm.service.runtime_ranks import RuntimeFailed
 from layered_llm.service.schedule_trace import TraceFileError
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
-from layered_llm.service.scheduler_loop import RuntimeFailed, StepOverdue
+from layered_llm.service.scheduler_loop import StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Supervision
 from layered_llm.service.supervisor_loop import ApiLink, Supervisor, find_checkpoint
@@ -119,7 +121,7 @@ async def open_embedded_client(settings: Settings) -> AsyncIterator[EngineClient
         links = ZmqLinks(context, runtime_context)
         launcher = TaskLauncher(settings, links, runtime_context)
         find = partial(find_checkpoint, settings)
-        async with EmbeddedEngine(settings, links, launcher, find).open() as client:
+        async with EmbeddedEngine(settings, settings.tensor_parallel_size, links, launcher, find).open() as client:
             start.is_over = True
             yield client
 
@@ -129,6 +131,7 @@ class EmbeddedEngine:
     """Supervisor, engine and client as tasks; the launcher decides what stands for the engine's processes."""
 
     _settings: Settings
+    _ranks: int
     _links: Links
     _launcher: Launcher
     _find_checkpoint: Callable[[], Awaitable[Checkpoint]]
@@ -184,11 +187,11 @@ class EmbeddedEngine:
     async def _supervise(self, apis: ApiLink, connection: EngineConnection) -> None:
         """In a server the end of the supervisor's process says that the engine is gone; here this does."""
         await Supervisor(
-            settings=self._settings,
+            processes=engine_processes(self._settings.num_tokenizers, self._ranks),
             addresses=engine_addresses,
             links=self._links,
             apis=apis,
-            supervision=Supervision(pid=os.getpid(), max_restarts=0),
+            supervision=Supervision(pid=os.getpid(), ranks=self._ranks, max_restarts=0),
             launcher=self._launcher,
             find_checkpoint=self._find_checkpoint,
             owner_gone=trio.Event().wait,
@@ -244,23 +247,24 @@ class TaskLauncher:
                     addresses,
                     scheduling_policy(self._settings),
                     text_workers=self._settings.num_tokenizers,
+                    ranks=self._settings.tensor_parallel_size,
                     trace_file=self._settings.trace_file,
                 )
             case Role.RUNTIME:
-                await self._run_runtime(addresses, checkpoint)
+                await self._run_runtime(addresses, index, checkpoint)
             case Role.API | Role.SUPERVISOR:
                 raise InvariantViolated(f"{role} is no engine process")
             case _:
                 assert_never(role)
 
-    async def _run_runtime(self, addresses: LinkAddresses, checkpoint: Checkpoint) -> None:
+    async def _run_runtime(self, addresses: LinkAddresses, rank: int, checkpoint: Checkpoint) -> None:
         """A thread cannot be cancelled: the context is shut down under it, and it ends with its present step."""
         device = await run_in_own_thread("layered-llm-loading", partial(self._open_device, checkpoint))
         async with trio.open_nursery() as nursery:
             is_over = trio.Event()
             nursery.start_soon(self._shut_down_when_cancelled, is_over)
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._block, addresses, device)
+                await trio.to_thread.run_sync(self._block, addresses, rank, device)
             is_over.set()
 
     async def _shut_down_when_cancelled(self, is_over: trio.Event) -> None:
@@ -274,10 +278,10 @@ class TaskLauncher:
     def _open_device(self, checkpoint: Checkpoint, wanted: Wanted) -> Device:
         return open_device(runtime_options(self._settings, checkpoint.path), now_us=monotonic_us, check=wanted.check)
 
-    def _block(self, addresses: LinkAddresses, device: Device) -> None:
-        name = peer_name(Role.RUNTIME, 0)
+    def _block(self, addresses: LinkAddresses, rank: int, device: Device) -> None:
+        name = peer_name(Role.RUNTIME, rank)
         with (
             contextlib.suppress(LinkClosed),
-            self._links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime(0), name) as link,
+            self._links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime, name) as link,
         ):
-            serve_device(device, link, pid=os.getpid())
+            serve_device(device, link, pid=os.getpid(), answers=rank == ANSWERING_RANK)

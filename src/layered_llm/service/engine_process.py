@@ -51,10 +51,10 @@ class EngineArguments:
         return cls(settings=Settings.from_json((words["run_directory"] / "settings.json").read_text()), **words)
 
 
-def engine_processes(settings: Settings) -> tuple[tuple[Role, int], ...]:
+def engine_processes(text_workers: int, ranks: int) -> tuple[tuple[Role, int], ...]:
     """The processes of a generation by role and index, those first that take the longest to start."""
-    texts = ((Role.TEXT, index) for index in range(settings.num_tokenizers))
-    return (*texts, (Role.RUNTIME, 0), (Role.SCHEDULER, 0))
+    texts = ((Role.TEXT, index) for index in range(text_workers))
+    return (*texts, *((Role.RUNTIME, rank) for rank in range(ranks)), (Role.SCHEDULER, 0))
 
 
 def engine_command(role: Role, index: int, *, run_directory: Path, generation: int, checkpoint: Path) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from layered_llm.domain.messages.scheduler_runtime import ANSWERING_RANK
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.opening import open_device
@@ -60,17 +61,18 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def work_runtime(links: ZmqLinks, addresses: LinkAddresses, settings: Settings, checkpoint: Path) -> None:
+def work_runtime(links: ZmqLinks, addresses: LinkAddresses, rank: int, settings: Settings, checkpoint: Path) -> None:
     """Loads the model and executes steps until the context is shut down (LinkClosed). Raises DeviceError."""
-    with links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime(0), peer_name(Role.RUNTIME, 0)) as link:
+    with links.connect_blocking(SCHEDULER_RUNTIME, addresses.runtime, peer_name(Role.RUNTIME, rank)) as link:
         say_if_due = warm_up_words(link, monotonic_us)
         device = open_device(runtime_options(settings, checkpoint), now_us=monotonic_us, check=say_if_due)
-        serve_device(device, link, pid=os.getpid())
+        serve_device(device, link, pid=os.getpid(), answers=rank == ANSWERING_RANK)
 
 
 def _work(arguments: EngineArguments) -> None:
     with open_context() as context:
-        work_runtime(ZmqLinks(context, context), arguments.addresses, arguments.settings, arguments.checkpoint)
+        links = ZmqLinks(context, context)
+        work_runtime(links, arguments.addresses, arguments.index, arguments.settings, arguments.checkpoint)
 
 
 def main() -> None:

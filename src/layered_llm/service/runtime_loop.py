@@ -36,8 +36,11 @@ def warm_up_words(link: RuntimeLink, now_us: Callable[[], int]) -> Callable[[], 
     return say_if_due
 
 
-def serve_device(device: Device, link: RuntimeLink, *, pid: int) -> None:
-    """Executes steps for ever. LinkClosed passes through when the link is closed, DeviceError after a StepFailed."""
+def serve_device(device: Device, link: RuntimeLink, *, pid: int, answers: bool = True) -> None:
+    """Executes steps for ever, and answers them, unless another rank does.
+
+    LinkClosed passes through when the link is closed, DeviceError after a StepFailed.
+    """
     link.send(RuntimeReady(limits=device.limits, pid=pid))
     submitted = deque[StepId]()
     while True:
@@ -47,7 +50,9 @@ def serve_device(device: Device, link: RuntimeLink, *, pid: int) -> None:
                 submitted.append(step.step)
                 device.submit(step)
             else:
-                link.send(device.collect())
+                result = device.collect()
+                if answers:
+                    link.send(result)
                 submitted.popleft()
         except DeviceError as error:
             link.send(StepFailed(step=submitted[0], message=str(error)))

@@ -14,9 +14,10 @@ from layered_llm.domain.ids import TextId
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
 from layered_llm.service.engine_process import EngineArguments, run_engine_process
+from layered_llm.service.runtime_ranks import RuntimeFailed, RuntimeRanks
 from layered_llm.service.schedule_trace import TraceFileError, open_trace
 from layered_llm.service.scheduler_figures import SchedulerFigures
-from layered_llm.service.scheduler_loop import RuntimeFailed, SchedulerLinks, SchedulerLoop, StepOverdue
+from layered_llm.service.scheduler_loop import SchedulerLinks, SchedulerLoop, StepOverdue
 from layered_llm.service.settings import Settings
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.link_specs import ENGINE_SUPERVISOR, SCHEDULER_RUNTIME, TEXT_SCHEDULER, Links
@@ -58,13 +59,15 @@ async def work_scheduler(
     policy: SchedulingPolicy,
     *,
     text_workers: int = 1,
+    ranks: int = 1,
     trace_file: str | None = None,
     is_restart: bool = False,
 ) -> None:
     """Schedules until told to stop. Raises TraceFileError, RuntimeFailed and StepOverdue."""
+    rank_names = tuple(peer_name(Role.RUNTIME, rank) for rank in range(ranks))
     with (
         links.bind(TEXT_SCHEDULER, addresses.scheduler) as texts,
-        links.bind_group(SCHEDULER_RUNTIME, addresses.runtime(0), (peer_name(Role.RUNTIME, 0),)) as runtime,
+        links.bind_group(SCHEDULER_RUNTIME, addresses.runtime, rank_names) as runtime,
         links.connect(ENGINE_SUPERVISOR, addresses.supervisor, peer_name(Role.SCHEDULER, 0)) as supervisor,
         open_trace(trace_file, now_s=trio.current_time(), monotonic_s=time.monotonic(), is_restart=is_restart) as trace,
     ):
@@ -76,6 +79,7 @@ async def work_scheduler(
             policy=policy,
             figures=SchedulerFigures(policy.max_step_tokens),
             trace=trace,
+            ranks=RuntimeRanks(rank_names),
             texts={peer_name(Role.TEXT, index): TextId(index) for index in range(text_workers)},
         ).run()
 
@@ -89,6 +93,7 @@ async def _work(arguments: EngineArguments) -> None:
             arguments.addresses,
             scheduling_policy(settings),
             text_workers=settings.num_tokenizers,
+            ranks=settings.tensor_parallel_size,
             trace_file=settings.trace_file,
             is_restart=arguments.generation > 1,
         )

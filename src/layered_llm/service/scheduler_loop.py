@@ -5,7 +5,7 @@ Must not know: what a message means, processes, sockets.
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Never, assert_never
+from typing import Never, assert_never
 
 import attrs
 import trio
@@ -14,12 +14,8 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.scheduler_runtime import (
-    RuntimeReady,
     RuntimeToScheduler,
-    RuntimeWarmingUp,
     SchedulerToRuntime,
-    StepCompleted,
-    StepFailed,
 )
 from layered_llm.domain.messages.supervision import (
     ApiDied,
@@ -37,7 +33,8 @@ from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.service.reports import runtime_report, scheduler_report
+from layered_llm.service.reports import scheduler_report
+from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeRanks
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.service.step_deadlines import StepDeadlines
@@ -46,18 +43,11 @@ from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.ports import Garbled, GroupLink, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 
-WARM_UP_SILENCE_S: Final = 600.0
-"""Above what any part of a runtime's opening takes: a matrix that is read from a slow disk, a kernel that is compiled."""
-
 logger = logging.getLogger(__name__)
 
 
 class StepOverdue(Exception):  # noqa: N818 - states what happened
     """The runtime did not answer a step in time, or fell silent while it warmed up; it hangs, and its process has to end."""
-
-
-class RuntimeFailed(Exception):  # noqa: N818 - states what happened
-    """The runtime said that it could not execute a step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,8 +72,8 @@ class SchedulerLoop:
     _trace: ScheduleTrace | None
     _texts: Mapping[str, TextId]
     """The text workers by their names on the link: any process of the same user can connect to it."""
+    _ranks: RuntimeRanks
     _deadlines: StepDeadlines = attrs.field(factory=StepDeadlines)
-    _open_slots: int = 0
     _warnings_of_strangers: SparseLog = attrs.field(factory=SparseLog)
 
     async def run(self) -> None:
@@ -91,32 +81,29 @@ class SchedulerLoop:
             nursery.start_soon(self._to_runtime.run, self._links.runtime)
             nursery.start_soon(self._to_supervisor.run, self._links.supervisor)
             nursery.start_soon(self._beat)
-            ready = await self._until_runtime_ready()
-            core = Scheduler(limits=ready.limits, policy=self._policy, traces=self._trace is not None)
-            limits = EngineLimits(context_tokens=ready.limits.context_tokens, vocabulary_size=ready.limits.vocabulary_size)
+            await self._until_runtime_ready()
+            runtime = self._ranks.limits
+            core = Scheduler(limits=runtime, policy=self._policy, traces=self._trace is not None)
+            limits = EngineLimits(context_tokens=runtime.context_tokens, vocabulary_size=runtime.vocabulary_size)
             nursery.start_soon(self._serve_texts, core)
             nursery.start_soon(self._serve_runtime, core)
             nursery.start_soon(self._expire, core)
             nursery.start_soon(self._watch_steps)
             self._to_supervisor.emit(ProcessReady(role=Role.SCHEDULER, index=0, limits=limits))
-            await self._obey(core, ready)
+            await self._obey(core)
             nursery.cancel_scope.cancel(reason="told to stop")
 
-    async def _until_runtime_ready(self) -> RuntimeReady:
-        """Loading takes what it takes, and a runtime that dies is seen by its exit; one that warms up must go on saying so."""
+    async def _until_runtime_ready(self) -> None:
+        """Loading takes what it takes, and a rank that dies is seen by its exit; one that warms up must go on saying so."""
         with trio.CancelScope() as silence:
-            while True:
-                for _rank, word in await self._links.runtime.receive():
-                    match word:
-                        case RuntimeWarmingUp():
-                            silence.deadline = trio.current_time() + WARM_UP_SILENCE_S
-                        case RuntimeReady():
-                            return word
-                        case _:
-                            raise InvariantViolated(f"the runtime's first word is {word!r}")
-        raise StepOverdue(f"the runtime hangs: it was silent for {WARM_UP_SILENCE_S:g} s while it warmed up")
+            while not self._ranks.are_ready:
+                for rank, word in await self._links.runtime.receive():
+                    self._ranks.hear(rank, word, trio.current_time())
+                silence.deadline = self._ranks.silent_s
+        if silence.cancelled_caught:
+            raise StepOverdue(f"the runtime hangs: it was silent for {WARM_UP_SILENCE_S:g} s while it warmed up")
 
-    async def _obey(self, core: Scheduler, ready: RuntimeReady) -> None:
+    async def _obey(self, core: Scheduler) -> None:
         while True:
             for order in await self._links.supervisor.receive():
                 match order:
@@ -125,14 +112,15 @@ class SchedulerLoop:
                     case StateQuery(query=query, flush_cache=flush_cache):
                         if flush_cache:
                             core.flush_cache()
-                        self._report(core, ready, query)
+                        self._report(core, query)
                     case ApiDied() | EngineSized():
                         raise InvariantViolated(f"{order!r} is for text workers")
                     case _:
                         assert_never(order)
 
-    def _report(self, core: Scheduler, ready: RuntimeReady, query: int) -> None:
-        self._to_supervisor.emit(runtime_report(self._open_slots, query=query, rank=0, pid=ready.pid))
+    def _report(self, core: Scheduler, query: int) -> None:
+        for rank in self._ranks.reports(query):
+            self._to_supervisor.emit(rank)
         report = scheduler_report(core.statistics(), self._figures, core.check(), query=query, pid=self._pid)
         self._to_supervisor.emit(report)
 
@@ -156,20 +144,13 @@ class SchedulerLoop:
 
     async def _serve_runtime(self, core: Scheduler) -> None:
         while True:
-            for _rank, message in await self._links.runtime.receive():
-                match message:
-                    case StepCompleted():
-                        self._deadlines.answered(trio.current_time())
-                        self._open_slots = message.open_slots
-                        if self._trace is not None:
-                            self._trace.completed(message, trio.current_time())
-                        self._apply(core.complete(message, _now_us()))
-                    case StepFailed():
-                        raise RuntimeFailed(f"step {message.step}: {message.message}")
-                    case RuntimeReady() | RuntimeWarmingUp():
-                        raise InvariantViolated("the runtime is ready once")
-                    case _:
-                        assert_never(message)
+            for rank, message in await self._links.runtime.receive():
+                result = self._ranks.hear(rank, message, trio.current_time())
+                if result is not None:
+                    self._deadlines.answered(trio.current_time())
+                    if self._trace is not None:
+                        self._trace.completed(result, trio.current_time())
+                    self._apply(core.complete(result, _now_us()))
             self._advance(core)
 
     async def _expire(self, core: Scheduler) -> None:

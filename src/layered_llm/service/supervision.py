@@ -63,6 +63,8 @@ class Supervision:
     """What the supervisor knows. One generation of engine processes at a time."""
 
     _pid: int
+    _ranks: int = 1
+    """Of the runtime."""
     _max_restarts: int = MAX_RESTARTS
     """Within RESTART_WINDOW_S."""
     _phase: EnginePhase = EnginePhase.STARTING
@@ -216,7 +218,8 @@ class Supervision:
         """Passes an API process's question on to everybody, under a number of its own."""
         number, self._next_query = self._next_query, self._next_query + 1
         asked = sorted({*self._apis, *self._engine})
-        answering = {*asked, *((peer_name(Role.RUNTIME, 0),) if self._engine else ())}
+        ranks = (peer_name(Role.RUNTIME, rank) for rank in range(self._ranks if self._engine else 0))
+        answering = {*asked, *ranks}
         self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, answering, [])
         passed_on = StateQuery(query=number, flush_cache=query.flush_cache)
         return tuple((peer, passed_on) for peer in asked) or self._answer(number)

@@ -32,7 +32,7 @@ def start_first(directory: RunDirectory, settings: Settings) -> "dict[tuple[str,
         return {}
     commands = (
         engine_command(role, index, run_directory=directory.path, generation=_FIRST_GENERATION, checkpoint=checkpoint.path)
-        for role, index in engine_processes(settings)
+        for role, index in engine_processes(settings.num_tokenizers, settings.tensor_parallel_size)
     )
     return {command: start_child(command, child_environment()) for command in commands}
 

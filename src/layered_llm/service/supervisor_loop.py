@@ -9,7 +9,7 @@ or until the server's owner is gone, whatever else dies.
 import logging
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, assert_never
 
@@ -67,7 +67,8 @@ logger = logging.getLogger(__name__)
 class Supervisor:
     """Moves messages and processes; `Supervision` decides."""
 
-    _settings: Settings
+    _processes: Sequence[tuple[Role, int]]
+    """Of a generation, by role and index."""
     _addresses: Callable[[int], LinkAddresses]
     """Of a generation."""
     _links: Links
@@ -165,12 +166,12 @@ class Supervisor:
         addresses = self._addresses(generation)
         with self._links.bind(ENGINE_SUPERVISOR, addresses.supervisor) as link:
             self._engine = link
-            texts = tuple(addresses.text(index) for index in range(self._settings.num_tokenizers))
+            texts = tuple(addresses.text(index) for role, index in self._processes if role is Role.TEXT)
             self._send(self._supervision.generation_started(texts))
             ended, first_end = trio.open_memory_channel[str](1)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve_engine, link, ended)
-                for role, index in engine_processes(self._settings):
+                for role, index in self._processes:
                     nursery.start_soon(self._run_process, role, index, generation, checkpoint, ended)
                 reason = await first_end.receive()
                 if not self._stop.is_set():
@@ -260,11 +261,11 @@ async def supervise(
         links = ZmqLinks(context, context)
         with links.bind(API_SUPERVISOR, addresses(0).supervisor_for_apis) as apis:
             await Supervisor(
-                settings=settings,
+                processes=engine_processes(settings.num_tokenizers, settings.tensor_parallel_size),
                 addresses=addresses,
                 links=links,
                 apis=apis,
-                supervision=Supervision(pid=os.getpid()),
+                supervision=Supervision(pid=os.getpid(), ranks=settings.tensor_parallel_size),
                 launcher=ProcessLauncher(directory, ahead),
                 find_checkpoint=partial(find_checkpoint, settings),
                 owner_gone=partial(wait_process_exit, owner.pid, start_time=owner.start_time),

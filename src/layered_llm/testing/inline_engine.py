@@ -16,8 +16,15 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.domain.ids import StepId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import RuntimeReady, RuntimeToScheduler, RuntimeWarmingUp
+from layered_llm.domain.messages.scheduler_runtime import (
+    ANSWERING_RANK,
+    RuntimeReady,
+    RuntimeToScheduler,
+    RuntimeWarmingUp,
+    StepFailed,
+)
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import MOST_SUBMITTED
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
@@ -27,7 +34,9 @@ from layered_llm.service.checkpoint import Checkpoint
 from layered_llm.service.embedded import EmbeddedEngine, engine_addresses, until_ready
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.engine_connection import EngineConnection
+from layered_llm.service.engine_process import leaves
 from layered_llm.service.preparations import TextHelpers
+from layered_llm.service.runtime_ranks import RuntimeFailed
 from layered_llm.service.scheduler import scheduling_policy, work_scheduler
 from layered_llm.service.settings import Settings
 from layered_llm.service.template_renderer import RendersHere
@@ -36,6 +45,7 @@ from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.core import Outcome, Work
+from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.link_specs import API_SUPERVISOR, SCHEDULER_RUNTIME
 from layered_llm.transport.peers import api_peer_name, peer_name
 from layered_llm.transport.ports import MessageSink
@@ -73,6 +83,10 @@ class InlineEngineOptions:
     max_open_requests: int = 256
     chunked_prefill_size: int = 16
     text_workers: int = 1
+    ranks: int = 1
+    """Of the runtime; each is a device."""
+    failing_step: tuple[int, StepId] | None = None
+    """The rank that fails, and at which step; its process hangs after it has said so."""
     steps_in_flight: int = 2
     high_water_mark: int = HIGH_WATER_MARK
     """Messages that may wait for one API process."""
@@ -222,7 +236,7 @@ async def open_inline_engine(options: InlineEngineOptions, observer: LinkObserve
     links = MemoryLinks(lambda: random.uniform(0.0, options.largest_delay_s), observer, options.high_water_mark)
     settings, exits = options.settings(), _Exits()
     launcher = InlineLauncher(options, links)
-    engine = EmbeddedEngine(settings, links, launcher, _no_checkpoint, random.randrange, exits.wait)
+    engine = EmbeddedEngine(settings, options.ranks, links, launcher, _no_checkpoint, random.randrange, exits.wait)
     async with engine.open() as client:
         yield InlineEngine(client=client, links=links, settings=settings, random=random, exits=exits)
 
@@ -235,22 +249,29 @@ class InlineLauncher:
     _links: MemoryLinks
 
     async def run(self, role: Role, index: int, *, generation: int, checkpoint: Checkpoint) -> str:
-        """Runs until told to stop; a fault of ours passes through."""
-        addresses = engine_addresses(generation)
+        """Runs until told to stop, or until the runtime has failed; a fault of ours passes through."""
+        reason = f"{role} left"
+        try:
+            await self._work(role, index, engine_addresses(generation))
+        except* RuntimeFailed as group:
+            reason = "; ".join(str(error) for error in leaves(group))
+        return reason
+
+    async def _work(self, role: Role, index: int, addresses: LinkAddresses) -> None:
+        options = self._options
         match role:
             case Role.TEXT:
-                files = self._options.text_files
-                helpers = TextHelpers(prepare_long=self._prepare_long, renderer=RendersHere(files.template))
-                await serve_text(self._links, addresses, index, files, helpers)
+                helpers = TextHelpers(prepare_long=self._prepare_long, renderer=RendersHere(options.text_files.template))
+                await serve_text(self._links, addresses, index, options.text_files, helpers)
             case Role.SCHEDULER:
-                await work_scheduler(self._links, addresses, self._options.policy(), text_workers=self._options.text_workers)
+                workers, ranks = options.text_workers, options.ranks
+                await work_scheduler(self._links, addresses, options.policy(), text_workers=workers, ranks=ranks)
             case Role.RUNTIME:
-                await self._run_device(addresses.runtime(0))
+                await self._run_device(addresses.runtime, index)
             case Role.API | Role.SUPERVISOR:
                 raise InvariantViolated(f"{role} is no engine process")
             case _:
                 assert_never(role)
-        return f"{role} left"
 
     def stopped(self) -> tuple[str, ...]:
         return ()
@@ -259,16 +280,16 @@ class InlineLauncher:
         await trio.sleep(self._options.prepare_long_s)
         return work.run()
 
-    async def _run_device(self, address: str) -> None:
+    async def _run_device(self, address: str, rank: int) -> None:
         """As `serve_device`: at most MOST_SUBMITTED steps are submitted, each takes its time alone."""
         device = self._options.device()
         submitted = trio.Semaphore(0)
         places = trio.Semaphore(MOST_SUBMITTED)
-        with self._links.connect(SCHEDULER_RUNTIME, address, peer_name(Role.RUNTIME, 0)) as link:
+        with self._links.connect(SCHEDULER_RUNTIME, address, peer_name(Role.RUNTIME, rank)) as link:
             await link.send(RuntimeWarmingUp())
             await link.send(RuntimeReady(limits=device.limits, pid=0))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._collect, device, link, submitted, places)
+                nursery.start_soon(self._collect, rank, device, link, submitted, places)
                 while True:
                     for step in await link.receive():
                         await places.acquire()
@@ -276,12 +297,22 @@ class InlineLauncher:
                         submitted.release()
 
     async def _collect(
-        self, device: ScriptedDevice, link: MessageSink[RuntimeToScheduler], submitted: trio.Semaphore, places: trio.Semaphore
+        self,
+        rank: int,
+        device: ScriptedDevice,
+        link: MessageSink[RuntimeToScheduler],
+        submitted: trio.Semaphore,
+        places: trio.Semaphore,
     ) -> None:
         while True:
             await submitted.acquire()
             await trio.sleep(self._options.step_s)
-            await link.send(device.collect())
+            result = device.collect()
+            if (rank, result.step) == self._options.failing_step:
+                await link.send(StepFailed(step=result.step, message="it fails on purpose"))
+                return
+            if rank == ANSWERING_RANK:
+                await link.send(result)
             places.release()
 
 

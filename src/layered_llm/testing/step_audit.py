@@ -44,6 +44,7 @@ class StepAudit:
     """Of each step in flight, as its slots were when it was sent."""
     _spoilt_s: dict[int, float] = attrs.field(init=False, factory=dict)
     """When the scheduler learned that a row failed which had read or written the page; gone when it is written again."""
+    _failed_s: float = attrs.field(init=False, default=math.inf)
 
     def sized(self, ready: RuntimeReady) -> None:
         self._page_size_tokens = ready.limits.page_size_tokens
@@ -63,7 +64,13 @@ class StepAudit:
                 self.aborted(request)
             self._spoilt_s |= dict.fromkeys(rows[row].pages, self._now())
 
+    def failed(self) -> None:
+        """The scheduler has taken the word of a rank that it is in no state to go on."""
+        self._failed_s = min(self._failed_s, self._now())
+
     def sent(self, step: ExecuteStep) -> None:
+        if self._now() > self._failed_s:
+            self._broken.append(f"step {step.step} is sent after a rank has failed")
         for slot in unpack_i32(step.retired):
             self._slots.pop(slot, None)
         for opening in step.opened:

@@ -26,7 +26,7 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
     TokenizerDescribed,
 )
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, RuntimeReady, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, RuntimeReady, StepCompleted, StepFailed
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, RequestsFinished
 from layered_llm.testing.step_audit import StepAudit
 
@@ -88,6 +88,8 @@ class WireAudit:
                 self._steps.sized(message)
             case StepCompleted():
                 self._steps.completed(message)
+            case StepFailed():
+                self._steps.failed()
             case _:
                 pass
 

@@ -58,7 +58,7 @@ class LinkAddresses:
     generation: int
 
     def __attrs_post_init__(self) -> None:
-        checked_address(self.runtime(_LARGEST_INDEX))
+        checked_address(max(self.supervisor, self.text(_LARGEST_INDEX), key=len))
 
     @classmethod
     def in_directory(cls, directory: Path, *, generation: int) -> "LinkAddresses":
@@ -95,9 +95,10 @@ class LinkAddresses:
         """Where API processes meet one text worker."""
         return self._of_generation(f"text-{index}")
 
-    def runtime(self, rank: int) -> str:
-        """Where the scheduler meets one runtime rank."""
-        return self._of_generation(f"runtime-{rank}")
+    @property
+    def runtime(self) -> str:
+        """Where the scheduler meets the ranks of the runtime."""
+        return self._of_generation("runtime")
 
     def _of_generation(self, name: str) -> str:
         return f"{self.prefix}g{self.generation}-{name}"

@@ -1,10 +1,13 @@
-"""The link between the scheduler and one runtime rank.
+"""The link between the scheduler and the ranks of the runtime.
 
 Must not know: requests, clients, policy, tensors.
 
 The scheduler speaks in slots. A slot is opened once with everything about its choice; later steps carry only what changed.
-Steps are executed and answered in order.
+Every rank is sent every step. Steps are executed in order, and answered in order by one rank; the others only say that they
+are ready, or that they have failed.
 """
+
+from typing import Final
 
 import attrs
 
@@ -13,6 +16,8 @@ from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_rows
 from layered_llm.domain.messages.text_scheduler import TokenSampling
+
+ANSWERING_RANK: Final = 0
 
 
 @attrs.frozen(kw_only=True)
