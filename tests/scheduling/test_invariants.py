@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from layered_llm.domain.ids import PageId, SlotId, StepId
-from layered_llm.domain.placement import Placement
+from layered_llm.domain.placement import CacheRoot, Placement
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.prefix_tree import Node, PrefixTree
 from layered_llm.scheduling.sequences import Phase, Sequence
@@ -77,7 +77,7 @@ def page_without_tokens(scheduler: Scheduler) -> None:
 
 
 def empty_tree_kept(scheduler: Scheduler) -> None:
-    scheduler._running.pages._tree._roots["x"] = Node(salt="x", parent=None, key=b"", pages=[])
+    scheduler._running.pages._tree._roots[CacheRoot("x")] = Node(cache_root=CacheRoot("x"), parent=None, key=b"", pages=[])
 
 
 def token_lost(scheduler: Scheduler) -> None:
@@ -137,7 +137,7 @@ FAULTS: dict[str, Callable[[Scheduler], None]] = {
     "counted as evictable": evictable_pages_miscounted,
     "choice 0 of request 2 shares pages of tokens that are not computed": half_computed_page_shared,
     "choice 0 of request 1 shares 1 pages that are not its own beginning": others_pages_shared,
-    "choice 0 of request 1 shares pages of salt None": salt_ignored,
+    "choice 0 of request 1 shares pages of CacheRoot(tenant='', cache_salt=None)": salt_ignored,
     "is kept under another key": key_of_another_page,
     "has 2 pages for 16 bytes of tokens": page_without_tokens,
     "is an empty tree": empty_tree_kept,

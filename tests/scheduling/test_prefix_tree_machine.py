@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import PageId, StepId
+from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.invariants import tree_violations
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.pools import NO_STEP, count_everywhere
@@ -79,8 +80,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def find(self, salt: str | None, symbols: list[int], rest: int) -> None:
         tokens = [*spread(symbols, self.reference.page_size), *[8] * (rest % self.reference.page_size)]
         expected = self.reference.find(salt, tokens)
-        assert len(expected) * self.reference.page_size == self.store.find_tokens(salt, pack_i32(tokens))
-        prefix = self.store.find(salt, pack_i32(tokens))
+        assert len(expected) * self.reference.page_size == self.store.find_tokens(CacheRoot(cache_salt=salt), pack_i32(tokens))
+        prefix = self.store.find(CacheRoot(cache_salt=salt), pack_i32(tokens))
         assert expected == prefix.pages
         known = tokens[: len(prefix.pages) * self.reference.page_size]
         self.holders.append(Holder(salt, known, prefix.place, prefix.pages))

@@ -1,7 +1,7 @@
 """A runtime without a model: executes steps in order, answers late, and finds every fault of the page and slot accounting.
 
-Keys and values are modelled as a hash of everything up to their token and of the salt: a row that reads a page which holds
-anything but its own beginning is seen at once, whoever wrote it.
+Keys and values are modelled as a hash of everything up to their token and of the cache root: a row that reads a page which
+holds anything but its own beginning is seen at once, whoever wrote it.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import PageId, SlotId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
-from layered_llm.scheduling.prefix_tree import Salt
+from layered_llm.domain.placement import CacheRoot
 
 Script = Callable[[int, int, int], int]
 """The token at (seed, choice, output position), or FAILS."""
@@ -37,7 +37,7 @@ class DeviceSlot:
     opened: OpenSlot
     incarnation: int
     tokens: list[int]
-    salt: Salt
+    cache_root: CacheRoot
     pages: list[PageId] = attrs.field(factory=list)
     computed: int = 0
     is_fresh: bool = True
@@ -50,7 +50,7 @@ class DeviceSlot:
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
-            before = self.contents[-1] if self.contents else hash(self.salt)
+            before = self.contents[-1] if self.contents else hash(self.cache_root)
             self.contents.append(hash((before, self.tokens[len(self.contents)])))
         return self.contents[position]
 
@@ -70,7 +70,7 @@ class FakeDevice:
     limits: RuntimeLimits
     script: Script = counting_script
     cost: Cost = costs_nothing
-    salts: dict[int, Salt] = attrs.field(init=False, factory=dict)
+    cache_roots: dict[int, CacheRoot] = attrs.field(init=False, factory=dict)
     """By the seed of the request."""
     slots: dict[SlotId, DeviceSlot] = attrs.field(init=False, factory=dict)
     launched: deque[Launched] = attrs.field(init=False, factory=deque)
@@ -116,7 +116,7 @@ class FakeDevice:
             opened=opened,
             incarnation=self._incarnations,
             tokens=[*unpack_i32(opened.prompt_ids), *unpack_i32(opened.output_ids)],
-            salt=self.salts.get(opened.sampling.seed),
+            cache_root=self.cache_roots.get(opened.sampling.seed, CacheRoot()),
         )
 
     def _set_pages(self, step: ExecuteStep) -> None:

@@ -130,7 +130,7 @@ class Rig:
 
     def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
-        self.device.salts[message.sampling.seed] = self.policy.cache_root(message)
+        self.device.cache_roots[message.sampling.seed] = self.policy.cache_root(message.placement)
         effects = self.scheduler.handle(TextId(worker), message, now_us)
         (answer,) = effects.outgoing
         assert isinstance(answer.message, Queued | Refused)

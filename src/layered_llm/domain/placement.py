@@ -34,3 +34,15 @@ class Placement:
 
 
 ANYWHERE: Final = Placement()
+
+
+@attrs.frozen
+class CacheRoot:
+    """Requests of one root share what is computed of their prefixes; those of different roots never do.
+
+    Its parts are kept side by side and never joined into one text, so that no tenant can spell another one's root.
+    """
+
+    tenant: str = ""
+    """None where tenants share."""
+    cache_salt: str | None = None

@@ -289,7 +289,7 @@ class Scheduler:
         return not (self._policy.prefix_cache and self._open.of(sequence).is_prompt_under_way)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
-        return self._running.pages.find_tokens(self._policy.cache_root(sequence.admit), sequence.admit.prompt_ids)
+        return self._running.pages.find_tokens(self._policy.cache_root(sequence.admit.placement), sequence.admit.prompt_ids)
 
     def _end_all(self, request: Request, reason: FinishReason, gathered: Gathered) -> None:
         for sequence in request.sequences:

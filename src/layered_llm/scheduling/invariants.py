@@ -81,8 +81,8 @@ def _shared_pages(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
     while node is not None:
         keys.insert(0, node.key)
         path[:0] = node.pages
-        if node.salt != state.running.cache_root(sequence.admit):
-            yield f"{_name(sequence)} shares pages of salt {node.salt!r}"
+        if node.cache_root != state.running.cache_root(sequence.admit.placement):
+            yield f"{_name(sequence)} shares pages of {node.cache_root}"
         node = node.parent
     tokens = sequence.shared_pages * state.limits.page_size_tokens
     if path != sequence.pages[: sequence.shared_pages] or b"".join(keys) != sequence.tokens[:tokens].tobytes():
@@ -165,4 +165,4 @@ def _expected_locks(places: Iterable[Node]) -> Counter[Node]:
 
 
 def _node_name(node: Node) -> str:
-    return f"the node of pages {node.pages} in the tree of salt {node.salt!r}"
+    return f"the node of pages {node.pages} in the tree of {node.cache_root}"

@@ -10,8 +10,9 @@ only with the acknowledgement of the last step that names it.
 from collections.abc import Iterable, Iterator
 
 from layered_llm.domain.ids import PageId, StepId
+from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.pools import NO_STEP, PoolCensus, QuarantinePool
-from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node, Prefix, PrefixTree, Salt
+from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node, Prefix, PrefixTree
 
 
 class PageStore:
@@ -55,21 +56,21 @@ class PageStore:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size_tokens)
 
-    def find(self, salt: Salt, token_ids: bytes) -> Prefix:
+    def find(self, cache_root: CacheRoot, token_ids: bytes) -> Prefix:
         """Locks the longest kept prefix. One token at least is left to compute, as the next one is sampled from its logits."""
-        return self._tree.lock(salt, token_ids, self._sharable_pages(token_ids))
+        return self._tree.lock(cache_root, token_ids, self._sharable_pages(token_ids))
 
-    def find_tokens(self, salt: Salt, token_ids: bytes) -> int:
+    def find_tokens(self, cache_root: CacheRoot, token_ids: bytes) -> int:
         """How many tokens `find` would find."""
-        return self._tree.peek(salt, token_ids, self._sharable_pages(token_ids)) * self.page_size_tokens
+        return self._tree.peek(cache_root, token_ids, self._sharable_pages(token_ids)) * self.page_size_tokens
 
     def keep(self, place: Node, token_ids: bytes, pages: list[PageId]) -> Prefix:
         """Adds pages full of computed tokens to the tree, behind a place that is locked; see `PrefixTree.extend`."""
         return self._tree.extend(place, token_ids, pages)
 
-    def forget(self, salt: Salt, token_ids: bytes) -> None:
+    def forget(self, cache_root: CacheRoot, token_ids: bytes) -> None:
         """Nobody is to find a prefix that begins with the first page of `token_ids`: what it holds cannot be used."""
-        self._pool.give_back(self._tree.forget(salt, token_ids), NO_STEP)
+        self._pool.give_back(self._tree.forget(cache_root, token_ids), NO_STEP)
 
     def take(self, count: int) -> list[PageId]:
         """Raises InvariantViolated when fewer are available. Evicts what is missing and not a page more."""

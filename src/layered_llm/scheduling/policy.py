@@ -8,8 +8,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.messages.text_scheduler import Admit
-from layered_llm.scheduling.prefix_tree import Salt
+from layered_llm.domain.placement import CacheRoot, Placement
 
 MAX_STEPS_IN_FLIGHT: Final = 2
 """With two the device never waits for the scheduler; a third would only delay new requests and aborts."""
@@ -80,10 +79,6 @@ class SchedulingPolicy:
         if self.max_steps_in_flight > MAX_STEPS_IN_FLIGHT:
             raise ValueError(f"max_steps_in_flight must be at most {MAX_STEPS_IN_FLIGHT}, got {self.max_steps_in_flight}")
 
-    def cache_root(self, admit: Admit) -> Salt:
-        """Which tree of the prefix cache a request reads and adds to.
-
-        Tenant and salt are kept side by side and never joined into one text, so that no tenant can spell another one's root.
-        """
-        tenant, salt = admit.placement.tenant, admit.placement.cache_salt
-        return salt if self.shares_prefixes or not tenant else (tenant, salt)
+    def cache_root(self, placement: Placement) -> CacheRoot:
+        """Which tree of the prefix cache a request reads and adds to."""
+        return CacheRoot("" if self.shares_prefixes else placement.tenant, placement.cache_salt)

@@ -4,7 +4,7 @@ arXiv:2312.07104).
 Must not know: choices, steps, which pages are free, what a token means.
 
 A prefix is given as a packed int32 column, as messages carry it, and compared in whole pages; a rest that fills no page is
-ignored. Each salt has a tree of its own, so that prefixes of different salts never meet.
+ignored. Each root has a tree of its own, so that prefixes of different roots never meet.
 
 Invariants: a page stands in one node. Siblings differ in their first page. A lock is held at the end of a node and counts in
 every node above it, so that a node without locks has no locked node below. The leaf that was used longest ago goes first.
@@ -12,15 +12,13 @@ every node above it, so that a node without locks has no locked node below. The 
 
 import heapq
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
 
 from layered_llm.domain.ids import PageId
-
-Salt = Hashable
-"""What tells trees apart: equal ones share. A client's salt, or a tenant and its salt."""
+from layered_llm.domain.placement import CacheRoot
 
 TOKEN_BYTES: Final = 4
 """Of one token in a packed column."""
@@ -32,7 +30,7 @@ _STALE_ENTRIES: Final = 64
 class Node:
     """An edge of the tree and what lies at its end; a tree's root is a node without pages."""
 
-    salt: Salt
+    cache_root: CacheRoot
     parent: "Node | None"
     key: bytes
     """Tokens of `pages`, packed."""
@@ -63,7 +61,7 @@ class PrefixTree:
 
     def __init__(self, page_size_tokens: int) -> None:
         self._page_bytes = page_size_tokens * TOKEN_BYTES
-        self._roots: dict[Salt, Node] = {}
+        self._roots: dict[CacheRoot, Node] = {}
         self._forgotten: set[Node] = set()
         """Roots of what is not found any more but held by somebody, or not yet evicted."""
         self._clock = itertools.count(1)
@@ -73,17 +71,17 @@ class PrefixTree:
         self.evictable_pages = 0
         """Pages of nodes that nobody holds: all of them can be evicted."""
 
-    def lock(self, salt: Salt, key: bytes, max_pages: int) -> Prefix:
+    def lock(self, cache_root: CacheRoot, key: bytes, max_pages: int) -> Prefix:
         """The longest known prefix of `key`, of at most `max_pages` pages, locked until `unlock` is called with its place."""
-        if salt not in self._roots:
-            self._roots[salt] = Node(salt=salt, parent=None, key=b"", pages=[])
-        place, pages = self._descend(self._roots[salt], key, max_pages)
+        if cache_root not in self._roots:
+            self._roots[cache_root] = Node(cache_root=cache_root, parent=None, key=b"", pages=[])
+        place, pages = self._descend(self._roots[cache_root], key, max_pages)
         self._add_locks(place, None)
         return Prefix(place, pages)
 
-    def peek(self, salt: Salt, key: bytes, max_pages: int) -> int:
+    def peek(self, cache_root: CacheRoot, key: bytes, max_pages: int) -> int:
         """How many pages `lock` would find. Changes nothing."""
-        root = self._roots.get(salt)
+        root = self._roots.get(cache_root)
         return 0 if root is None else self._walk(root, key, max_pages)[1]
 
     def extend(self, place: Node, key: bytes, pages: list[PageId]) -> Prefix:
@@ -124,17 +122,17 @@ class PrefixTree:
         self.evictable_pages -= len(evicted)
         return evicted
 
-    def forget(self, salt: Salt, key: bytes) -> list[PageId]:
+    def forget(self, cache_root: CacheRoot, key: bytes) -> list[PageId]:
         """Nothing that begins with the first page of `key` is found any more; the pages of it that nobody holds.
 
         The others stay where they are, in a tree that nobody looks into, until they are evicted.
         """
-        root = self._roots.get(salt)
+        root = self._roots.get(cache_root)
         top = None if root is None else root.children.pop(key[: self._page_bytes], None)
         if root is None or top is None:
             return []
         root.locks -= top.locks
-        hidden = Node(salt=salt, parent=None, key=b"", pages=[], locks=top.locks)
+        hidden = Node(cache_root=cache_root, parent=None, key=b"", pages=[], locks=top.locks)
         top.parent = hidden
         self._attach(top)
         self._forgotten.add(hidden)
@@ -201,7 +199,7 @@ class PrefixTree:
         """Makes the first `count` pages of `node` a node above it, so that whoever holds `node` still ends where it did."""
         cut = count * self._page_bytes
         upper = Node(
-            salt=node.salt,
+            cache_root=node.cache_root,
             parent=node.parent,
             key=node.key[:cut],
             pages=node.pages[:count],
@@ -220,7 +218,7 @@ class PrefixTree:
             place.key += key
             place.pages += pages
             return place
-        leaf = Node(salt=place.salt, parent=place, key=key, pages=pages, last_use=next(self._clock))
+        leaf = Node(cache_root=place.cache_root, parent=place, key=key, pages=pages, last_use=next(self._clock))
         self._attach(leaf)
         self._nodes += 1
         self.evictable_pages += len(pages)
@@ -249,7 +247,7 @@ class PrefixTree:
             if node in self._forgotten:
                 self._forgotten.remove(node)
             else:
-                del self._roots[node.salt]
+                del self._roots[node.cache_root]
 
     def _cut(self, leaf: Node, kept: int) -> None:
         """Leaves the first `kept` pages of a leaf, or nothing of it."""

@@ -92,7 +92,7 @@ class RunningChoices:
                 f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
             )
         key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
-        prefix = self.pages.find(self.cache_root(sequence.admit), key.tobytes())
+        prefix = self.pages.find(self.cache_root(sequence.admit.placement), key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         if missing + self.pages_promised + self.count > self.pages.available:
             self.pages.let_go(prefix.place, len(prefix.pages), NO_STEP)
@@ -161,7 +161,7 @@ class RunningChoices:
     def distrust(self, sequence: Sequence) -> None:
         """Nobody finds a page any more that the choice computed or read: one of them may be what spoilt its numbers."""
         first_page = sequence.tokens[: self.pages.page_size_tokens]
-        self.pages.forget(self.cache_root(sequence.admit), first_page.tobytes())
+        self.pages.forget(self.cache_root(sequence.admit.placement), first_page.tobytes())
 
     def _share(self, sequence: Sequence) -> None:
         """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""
