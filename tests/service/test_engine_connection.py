@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Submit, TextToApi
@@ -30,7 +31,6 @@ from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, Engi
 from layered_llm.service.request_stream import RequestStream
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.link_specs import API_SUPERVISOR, API_TEXT, LinkSpec
 from layered_llm.transport.peers import api_peer_name
 from layered_llm.transport.ports import SendOutcome

@@ -8,6 +8,7 @@ import attrs
 import trio
 
 from layered_llm.domain.columns import pack_i32
+from layered_llm.domain.engine import EngineLost, RequestAborted, RequestSummary
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -29,7 +30,6 @@ from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.engine_port import EngineLost, RequestAborted, RequestSummary
 
 FIRST_REQUEST = 0x1234_0000_0000
 READY = EngineStatus(

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import trio
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import PageId, StepId
 from layered_llm.domain.messages import supervision
@@ -35,7 +36,6 @@ from layered_llm.testing.scenario_parts import beside, library
 from layered_llm.testing.scenarios import all_scenarios
 from layered_llm.testing.wire_audit import WireAudit
 from layered_llm.text.core import Outgoing, TextCore
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))

@@ -15,6 +15,7 @@ from typing import Final, Self, assert_never
 import attrs
 import trio
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import API_ID_LIMIT, ApiId, RequestId, api_of, compose_request_id
 from layered_llm.domain.messages.api_text import (
@@ -51,7 +52,6 @@ from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.ended_requests import is_meant
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import RequestStream, TextConnection
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import STATE_TIMEOUT_S
 
@@ -60,7 +60,7 @@ SLOTS_OF_A_REQUEST: Final = 2
 
 
 class EngineClient:
-    """Implements the `Engine` protocol of the HTTP layer, and carries the library's engine."""
+    """Implements the `Engine` protocol."""
 
     @classmethod
     def drawn(

@@ -11,6 +11,7 @@ from typing import Final, assert_never
 import attrs
 import trio
 
+from layered_llm.domain.engine import BacklogFull, EngineLost, RequestAborted, RequestSummary
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId, TextId
@@ -26,7 +27,6 @@ from layered_llm.domain.stream import (
     logprob_entries,
 )
 from layered_llm.service.request_figures import RequestTimes
-from layered_llm.transport.http.engine_port import BacklogFull, EngineLost, RequestAborted, RequestSummary
 from layered_llm.transport.outbox import Outbox
 
 ENGINE_LOST: Final = "engine_lost"

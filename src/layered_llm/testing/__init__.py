@@ -30,6 +30,7 @@ In pytest, with `pytest_plugins = ["layered_llm.testing.pytest_plugin"]` in the 
 makes a target of an HTTP request. `python -m layered_llm.testing cancel-everywhere` runs the project's own scenarios.
 """
 
+from layered_llm.domain.engine import Engine, EngineLost, EngineStream
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
@@ -42,7 +43,6 @@ from layered_llm.testing.injection import Fault, Injected
 from layered_llm.testing.inline_engine import InlineEngine, InlineEngineOptions, hash_script, open_inline_engine
 from layered_llm.testing.memory_links import MemoryLinks
 from layered_llm.testing.playing import PromiseBroken, Target
-from layered_llm.transport.http.engine_port import Engine, EngineLost, EngineStream
 
 __all__ = [
     "CLIENT_FAULTS", "LIBRARY_FAULTS", "Coverage", "Engine", "EngineLost", "EngineStream", "Failure", "Fault", "Injected",

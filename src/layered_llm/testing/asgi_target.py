@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from layered_llm.domain.engine import Engine, EngineQuestion, EngineStream
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, TextQuestion
@@ -25,7 +26,6 @@ from layered_llm.testing.playing import PromiseBroken, TargetScenario
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import Engine, EngineQuestion, EngineStream
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.settings import HttpSettings
 

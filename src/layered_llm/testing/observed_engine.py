@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
+from layered_llm.domain.engine import RequestSummary
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextQuestion
@@ -18,7 +19,6 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, StreamEvent
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.request_stream import RequestStream, TextConnection
-from layered_llm.transport.http.engine_port import RequestSummary
 
 Asked = tuple[Prompt, SamplingParams]
 """A request without its id: the same in each run of a scenario."""

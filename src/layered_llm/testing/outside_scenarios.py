@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 import trio
 
+from layered_llm.domain.engine import Engine, EngineStream, RequestAborted
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
@@ -21,7 +22,6 @@ from layered_llm.testing.injection import Fault
 from layered_llm.testing.inline_engine import InlineEngineOptions
 from layered_llm.testing.playing import PromiseBroken, Scenario, Target
 from layered_llm.testing.scenario_parts import BEGUN_S, CHAT, COMPLETIONS, SHORT, beside, chat, completion, later
-from layered_llm.transport.http.engine_port import Engine, EngineStream, RequestAborted
 
 _ENDLESS_TOKENS: Final = 100
 

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import trio
 
+from layered_llm.domain.engine import Engine, EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
@@ -26,7 +27,6 @@ from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine
 from layered_llm.testing.observed_engine import Asked, ObservedEngine, Tokens, emissions_owed, emissions_waiting
 from layered_llm.testing.wire_audit import WireAudit
-from layered_llm.transport.http.engine_port import Engine, EngineLost
 
 REST_S: Final = 60.0
 """Virtual time in which an engine must come to rest after a fault."""

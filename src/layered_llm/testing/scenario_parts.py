@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import trio
 
+from layered_llm.domain.engine import Engine, EngineStream
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
@@ -15,7 +16,6 @@ from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.testing.asgi_target import MODEL
 from layered_llm.testing.playing import PromiseBroken, Scenario, TargetScenario
-from layered_llm.transport.http.engine_port import Engine, EngineStream
 
 SHORT: Final = "hello there"
 CHUNKED: Final = "a prompt of forty tokens is cut in chunks"

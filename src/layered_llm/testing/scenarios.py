@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import trio
 
+from layered_llm.domain.engine import Engine
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import (
     Detokenize,
@@ -48,7 +49,6 @@ from layered_llm.testing.scenario_parts import (
     library,
     read,
 )
-from layered_llm.transport.http.engine_port import Engine
 
 _TOKENIZE: Final = "/tokenize"
 

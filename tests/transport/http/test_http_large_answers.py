@@ -10,13 +10,13 @@ import pytest
 import trio
 import trio.testing
 
+from layered_llm.domain.engine import BacklogFull
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, TokenLogprob
 from layered_llm.transport.http import answer
 from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, portions
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.byte_budget import Over
-from layered_llm.transport.http.engine_port import BacklogFull
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.native import generate_answer
 from layered_llm.transport.http.openai_schema import responses

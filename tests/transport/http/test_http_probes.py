@@ -1,9 +1,9 @@
 import attrs
 import pytest
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.supervision import AbortTally, EnginePhase, EngineState, Role, StateReport
 from layered_llm.domain.metrics import ABORTS_EMITTED, Measured, Metric
-from layered_llm.transport.http.engine_port import EngineLost
 from support.exposition import read_exposition
 from support.http_client import SETTINGS, application, get, post
 from support.http_engine import READY, FakeEngine

@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.messages.api_text import (
     MAX_TOLD_TOKENS,
@@ -20,7 +21,6 @@ from layered_llm.domain.messages.api_text import (
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer import MOST_TOKENS_AT_ONCE
 from support.http_client import MESSAGES, Call, application, get, post
 from support.http_engine import READY, FakeEngine, telling

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 import attrs
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Rejected
@@ -21,7 +22,6 @@ from layered_llm.service.checkpoint import model_name
 from layered_llm.service.embedded import EngineStartFailed, open_embedded_client
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.settings import Settings
-from layered_llm.transport.http.engine_port import EngineLost
 
 _FULL: Final = (RejectReason.CONTEXT_LENGTH_EXCEEDED, RejectReason.NEVER_FITS)
 

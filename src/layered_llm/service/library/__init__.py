@@ -3,6 +3,7 @@
 Must not know: HTTP, the command line.
 """
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.prompts import ChatMessage
@@ -17,7 +18,6 @@ from layered_llm.service.library.opening import open_engine
 from layered_llm.service.library.results import Choice, Completion, Delta, EngineReport, Progress
 from layered_llm.service.library.stream import CompletionStream
 from layered_llm.service.settings import SettingsError
-from layered_llm.transport.http.engine_port import EngineLost
 
 __all__ = [
     "LLM", "ChatMessage", "Choice", "Completion", "CompletionStream", "Delta", "Engine", "EngineClosed", "EngineLimits",

@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 import trio
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.service.library.engine import Engine
 from layered_llm.service.library.errors import EngineClosed, check_process
-from layered_llm.transport.http.engine_port import EngineLost
 
 MAIN_THREAD_CHECK_S: Final = 0.2
 

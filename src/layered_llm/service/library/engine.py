@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -35,7 +36,6 @@ from layered_llm.service.library.errors import EngineClosed, RequestRejected, ch
 from layered_llm.service.library.inputs import PromptLike
 from layered_llm.service.library.results import Collector, Completion, EngineReport, to_report
 from layered_llm.service.library.stream import CompletionStream
-from layered_llm.transport.http.engine_port import EngineLost
 
 _LAST_ABORTS_S: Final = 10.0
 """Longer than any step that an aborted request may still be in."""

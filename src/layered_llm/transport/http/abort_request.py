@@ -11,13 +11,13 @@ from typing import Final
 
 from quart import Response, request
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS
 from layered_llm.transport.http.openai_schema.fields import MalformedBody, decode_object, text
 from layered_llm.transport.http.public_ids import names_of, request_of

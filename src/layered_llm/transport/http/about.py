@@ -7,10 +7,10 @@ The names are vLLM's (`/version`) and SGLang's (the others, which it has under t
 
 from quart import Response
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.supervision import EngineState
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.debug_state import debug_state
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.openai_schema.responses import Json
 from layered_llm.transport.http.replies import json_reply
 

@@ -16,6 +16,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import BaseConverter, MapAdapter
 
+from layered_llm.domain.engine import Engine
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.access_log import AccessLog
@@ -26,7 +27,6 @@ from layered_llm.transport.http.connection import Exchange, OwningConnection, Re
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.endpoints import all_endpoints
-from layered_llm.transport.http.engine_port import Engine
 from layered_llm.transport.http.incoming_body import BodyRules
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.openapi.endpoint import Endpoint

@@ -23,11 +23,11 @@ from quart.wrappers import Request, Response
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
+from layered_llm.domain.engine import EngineStream
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.transport.http.access_log import AccessEntry, AccessLog
 from layered_llm.transport.http.api_keys import ANYBODY, Holder
-from layered_llm.transport.http.engine_port import EngineStream
 from layered_llm.transport.http.hypercorn_workarounds.options import SLOW_READER
 from layered_llm.transport.http.incoming_body import BodyRules, IncomingBody
 from layered_llm.transport.http.public_ids import NATIVE_PREFIX, public_id

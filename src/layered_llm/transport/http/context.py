@@ -8,6 +8,7 @@ from typing import assert_never
 
 import attrs
 
+from layered_llm.domain.engine import BacklogFull, Engine, EngineLost, RequestAborted
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.placement import Placement
@@ -16,7 +17,6 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import BacklogFull, Engine, EngineLost, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.patience import Patience

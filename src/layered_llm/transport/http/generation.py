@@ -16,6 +16,7 @@ import attrs
 import trio
 from quart import Response
 
+from layered_llm.domain.engine import BacklogFull, EngineLost, EngineStream, RequestAborted
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
@@ -27,7 +28,6 @@ from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import BacklogFull, EngineLost, EngineStream, RequestAborted
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply

@@ -7,10 +7,10 @@ from http import HTTPStatus
 
 from quart import Response
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.debug_state import debug_state
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.metrics import CONTENT_TYPE, render
 from layered_llm.transport.http.replies import error_reply, json_reply
 

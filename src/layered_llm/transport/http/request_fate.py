@@ -7,11 +7,11 @@ Another one's request is as one that never was. The id is that of a response, or
 
 from quart import Response, request
 
+from layered_llm.domain.engine import EngineLost
 from layered_llm.transport.http import api_error
 from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.public_ids import names_of, request_of
 from layered_llm.transport.http.replies import error_reply, json_reply
 

@@ -14,10 +14,10 @@ from typing import Protocol
 import attrs
 import trio
 
+from layered_llm.domain.engine import EngineStream, RequestAborted
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.stream import RequestEnded, StreamEvent
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.engine_port import EngineStream, RequestAborted
 from layered_llm.transport.http.patience import Patience
 
 Batch = tuple[tuple[int, StreamEvent], ...]

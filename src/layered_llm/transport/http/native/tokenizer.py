@@ -10,6 +10,7 @@ from typing import Final
 from quart import Response, request
 
 from layered_llm.domain.columns import rows, unpack_i32
+from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
@@ -28,7 +29,6 @@ from layered_llm.transport.http import api_error, sse
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange, exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.engine_port import EngineLost
 from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply, json_reply
 

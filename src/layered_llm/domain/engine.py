@@ -1,4 +1,4 @@
-"""The engine as the HTTP layer sees it.
+"""The engine as whoever opens requests sees it: the HTTP layer, the library, the chat.
 
 Must not know: how an engine is reached, sockets, the codec. `service` implements these protocols.
 """
@@ -91,7 +91,7 @@ class BacklogFull(EngineLost):
 
 
 class Engine(Protocol):
-    """What `transport.http` needs of an engine client."""
+    """An engine client."""
 
     def status(self) -> EngineStatus:
         """Where the engine stands now."""
