@@ -9,7 +9,7 @@ import jsonschema
 
 from layered_llm.transport.http.native import generate_body, tokenizer_bodies
 from layered_llm.transport.http.openai_schema import endpoint_fields
-from layered_llm.transport.http.openai_schema.body_fields import Field
+from layered_llm.transport.http.openai_schema.bodies import Field
 from support.http_client import CHAT, COMPLETIONS, MESSAGES
 
 TABLES = {

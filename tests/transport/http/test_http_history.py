@@ -5,15 +5,15 @@ import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.requests import ChatRequest, parse_chat
+from layered_llm.transport.http.openai_schema.requests import GenerationRequest, parse_chat
 
 USER = {"role": "user", "content": "6 * 7?"}
 
 
 def turns(*messages: dict[str, Any]) -> tuple[ChatMessage, ...] | None:
     parsed = parse_chat(json.dumps({"messages": messages}).encode())
-    assert isinstance(parsed, ChatRequest), parsed
-    return parsed.prompt.chat
+    assert isinstance(parsed, GenerationRequest), parsed
+    return parsed.prompts[0].chat
 
 
 def wrong(*messages: dict[str, Any]) -> str | None:

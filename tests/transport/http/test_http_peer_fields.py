@@ -10,7 +10,8 @@ import pytest
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native import generate_body, tokenizer_bodies
 from layered_llm.transport.http.openai_schema import endpoint_fields
-from layered_llm.transport.http.openai_schema.body_fields import STREAM_OPTIONS, names_of
+from layered_llm.transport.http.openai_schema.bodies import names_of
+from layered_llm.transport.http.openai_schema.body_fields import STREAM_OPTIONS
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
 from layered_llm.transport.http.openai_schema.unsupported import WITHOUT_EFFECT, Neutral
 from support import peer_fields

@@ -17,8 +17,7 @@ from layered_llm.domain.sampling import (
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.requests import (
-    ChatRequest,
-    CompletionRequest,
+    GenerationRequest,
     parse_chat,
     parse_completion,
 )
@@ -26,15 +25,15 @@ from layered_llm.transport.http.openai_schema.requests import (
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def chat(**fields: object) -> ChatRequest:
+def chat(**fields: object) -> GenerationRequest:
     parsed = parse_chat(json.dumps({"messages": MESSAGES, **fields}).encode())
-    assert isinstance(parsed, ChatRequest), parsed
+    assert isinstance(parsed, GenerationRequest), parsed
     return parsed
 
 
-def completion(**fields: object) -> CompletionRequest:
+def completion(**fields: object) -> GenerationRequest:
     parsed = parse_completion(json.dumps({"prompt": "x", **fields}).encode())
-    assert isinstance(parsed, CompletionRequest), parsed
+    assert isinstance(parsed, GenerationRequest), parsed
     return parsed
 
 
@@ -152,7 +151,7 @@ def test_top_n_sigma_is_off_at_zero_and_below(off: float) -> None:
 @pytest.mark.parametrize(("side", "keeps_beginning"), [("left", False), ("right", True)])
 def test_the_side_that_is_cut_is_the_requests_choice(side: str, keeps_beginning: bool) -> None:
     for prompt in (
-        chat(truncate_prompt_tokens=5, truncation_side=side).prompt,
+        chat(truncate_prompt_tokens=5, truncation_side=side).prompts[0],
         completion(truncate_prompt_tokens=5, truncation_side=side).prompts[0],
     ):
         assert (5, keeps_beginning) == (prompt.keep_last_tokens, prompt.keeps_beginning)
@@ -419,7 +418,7 @@ def test_roles_and_contents_become_turns() -> None:
         {"role": "tool", "content": "t", "tool_call_id": "call_1"},
     ]
 
-    assert chat(messages=messages).prompt.chat == (
+    assert chat(messages=messages).prompts[0].chat == (
         ChatMessage(role="system", content="s"),
         ChatMessage(role="developer", content="d"),
         ChatMessage(role="user", content="a\nb", name="ann"),
@@ -460,8 +459,8 @@ def test_a_wrong_message_is_refused_by_its_place(messages: object, param: str) -
 def test_the_chat_route_takes_a_plain_prompt() -> None:
     parsed = parse_chat(b'{"prompt": "once"}')
 
-    assert isinstance(parsed, ChatRequest)
-    assert parsed.prompt == Prompt.of_text("once")
+    assert isinstance(parsed, GenerationRequest)
+    assert parsed.prompts[0] == Prompt.of_text("once")
 
 
 @pytest.mark.parametrize(
@@ -592,7 +591,7 @@ def test_a_nesting_bomb_in_an_ignored_field_is_refused_too() -> None:
 def test_of_repeated_keys_the_last_counts() -> None:
     parsed = parse_completion(b'{"prompt": "a", "prompt": "b"}')
 
-    assert isinstance(parsed, CompletionRequest)
+    assert isinstance(parsed, GenerationRequest)
     assert parsed.prompts == (Prompt.of_text("b"),)
 
 
@@ -653,6 +652,6 @@ def test_an_answer_can_be_sent_back_as_a_turn_with_all_that_it_has() -> None:
 
 
 def test_the_turn_of_a_function_is_taken() -> None:
-    (turn,) = chat(messages=[{"role": "function", "name": "f", "content": "4"}]).prompt.chat or ()
+    (turn,) = chat(messages=[{"role": "function", "name": "f", "content": "4"}]).prompts[0].chat or ()
 
     assert ("function", "f", "4") == (turn.role, turn.name, turn.content)

@@ -5,15 +5,15 @@ import pytest
 
 from layered_llm.domain.messages.prompts import Prompt, Rendering
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from layered_llm.transport.http.openai_schema.requests import GenerationRequest, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 def prompt(**fields: Any) -> Prompt:
     parsed = parse_chat(json.dumps({"messages": MESSAGES, **fields}).encode())
-    assert isinstance(parsed, ChatRequest), parsed
-    return parsed.prompt
+    assert isinstance(parsed, GenerationRequest), parsed
+    return parsed.prompts[0]
 
 
 def error(**fields: Any) -> ApiError:
@@ -90,7 +90,7 @@ def test_special_tokens_and_truncation_belong_to_each_prompt() -> None:
     body = {"prompt": ["a", "b"], "add_special_tokens": False, "truncate_prompt_tokens": 5}
     parsed = parse_completion(json.dumps(body).encode())
 
-    assert isinstance(parsed, CompletionRequest)
+    assert isinstance(parsed, GenerationRequest)
     expected = tuple(Prompt(text=text, add_special_tokens=False, keep_last_tokens=5) for text in "ab")
     assert parsed.prompts == expected
     assert prompt(add_special_tokens=True).add_special_tokens is True

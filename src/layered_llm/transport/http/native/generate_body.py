@@ -17,19 +17,8 @@ from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import checked
-from layered_llm.transport.http.openai_schema.body_fields import (
-    MAX_REQUEST_ID_CHARS,
-    PLACEMENT,
-    SAMPLING,
-    Field,
-    Reader,
-    boolean,
-    integer,
-    names_of,
-    read_all,
-    string,
-)
+from layered_llm.transport.http.openai_schema.bodies import Field, Reader, boolean, checked, integer, names_of, read_all, string
+from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS, PLACEMENT, SAMPLING
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
 from layered_llm.transport.http.openapi.schema import described, nullable, one_of
@@ -223,12 +212,10 @@ _WAYS: Final = (
 
 def parse_generate(body: bytes) -> NativeRequest | ApiError:
     """The request in `body`, or why it is none."""
-    return checked(body, _request, GENERATE)
+    return checked(body, _request, GENERATE, REFUSED_IN_GENERATE, _WAYS)
 
 
-def _request(fields: read.JsonObject) -> NativeRequest:
-    refuse(fields, REFUSED_IN_GENERATE, _WAYS)
-    given = read_all(GENERATE, fields)
+def _request(given: read.JsonObject, written: read.JsonObject) -> NativeRequest:
     kinds = [name for name in ("text", "input_ids", "prompt") if name in given]
     if len(kinds) != 1:
         raise ParameterError("text", "give one of text, input_ids and prompt")
@@ -237,7 +224,7 @@ def _request(fields: read.JsonObject) -> NativeRequest:
         if name in given:
             raise ParameterError(name, f"{name} goes with prompt; with {kinds[0]} give sampling_params.{instead}")
     prompts = (Prompt.of_text(given["prompt"]),) if is_mini else given[kinds[0]]
-    is_batch = not is_mini and _is_list(fields[kinds[0]])
+    is_batch = not is_mini and _is_list(written[kinds[0]])
     each = [_of_prompt(given, place, len(prompts) if is_batch else None) for place in range(len(prompts))]
     logprobs = tuple(map(_logprobs, each))
     where = "sampling_params[{}]" if isinstance(given.get("sampling_params"), tuple) else "sampling_params"
@@ -255,7 +242,7 @@ def _request(fields: read.JsonObject) -> NativeRequest:
         prompts=prompts,
         params=params,
         placement=Placement(cache_salt=given.get("cache_salt"), priority=given.get("priority", 0)),
-        rids=_matching_rids(fields.get("rid"), given.get("rid", ()), len(prompts)),
+        rids=_matching_rids(written.get("rid"), given.get("rid", ()), len(prompts)),
         is_batch=choices > 1 or is_batch,
         stream=given.get("stream", is_mini),
         logprobs=logprobs,

@@ -3,8 +3,7 @@
 Must not know: HTTP, tokenizers.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -15,12 +14,12 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import checked
-from layered_llm.transport.http.openai_schema.body_fields import MODEL, Field, boolean, names_of, read_all, string
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, checked, names_of, string
+from layered_llm.transport.http.openai_schema.body_fields import MODEL
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
 from layered_llm.transport.http.openai_schema.requests import chat_prompt
-from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
+from layered_llm.transport.http.openai_schema.unsupported import Neutral, refused_beside
 
 
 def _token_ids(param: str, value: object) -> tuple[int, ...]:
@@ -78,7 +77,7 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest | ApiError:
     """The request in `body`, or why it is none."""
-    return checked(body, _tokenize, TOKENIZE)
+    return checked(body, _tokenize, TOKENIZE, REFUSED_IN_TOKENIZE)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
@@ -86,9 +85,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest | ApiError:
     return checked(body, _detokenize, DETOKENIZE)
 
 
-def _tokenize(fields: read.JsonObject) -> TokenizeRequest:
-    refuse(fields, REFUSED_IN_TOKENIZE, names_of(TOKENIZE))
-    given = read_all(TOKENIZE, fields)
+def _tokenize(given: read.JsonObject, _written: read.JsonObject) -> TokenizeRequest:
     if "prompt" not in given and "messages" not in given:
         raise ParameterError("prompt", "prompt is required, or messages for a conversation")
     return TokenizeRequest(
@@ -96,8 +93,7 @@ def _tokenize(fields: read.JsonObject) -> TokenizeRequest:
     )
 
 
-def _detokenize(fields: read.JsonObject) -> DetokenizeRequest:
-    given: Mapping[str, Any] = read_all(DETOKENIZE, fields)
+def _detokenize(given: read.JsonObject, _written: read.JsonObject) -> DetokenizeRequest:
     if "tokens" not in given:
         raise ParameterError("tokens", "tokens is required")
     return DetokenizeRequest(

@@ -1,15 +1,9 @@
-"""The fields of a body as a table: from it bodies are read, and documentation and tests can be made.
+"""The fields that chat and completions have in common, and their limits.
 
 Must not know: what a field means to the engine.
-
-A field's JSON Schema describes what its reader takes where it stands alone; what it may not be beside other fields is the
-business of whoever reads the whole body. Every field may be null, which means that it is absent.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
-
-import attrs
+from typing import Final
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.placement import MAX_CACHE_SALT_CHARS
@@ -32,7 +26,8 @@ from layered_llm.domain.sampling import (
     TOKENS_LIMIT,
 )
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.fields import Json, JsonObject
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, bounded_string, integer, number, read_all
+from layered_llm.transport.http.openai_schema.fields import Json
 
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_MODEL_CHARS: Final = 1024
@@ -40,56 +35,6 @@ MAX_MODEL_CHARS: Final = 1024
 _MOST_DIGITS: Final = 10
 """Of a token id, which is a signed 32-bit integer."""
 TRUNCATION_SIDES: Final = ("left", "right")
-
-Reader: TypeAlias = Callable[[str, Any], Any]
-"""(name, a value that is not null) to the value as the domain has it. Raises ParameterError."""
-
-
-@attrs.frozen
-class Field:
-    """One field of a body."""
-
-    name: str
-    schema: Json
-    """JSON Schema of the value, where it is not null."""
-    read: Reader
-    summary: str
-
-
-def names_of(table: Sequence[Field]) -> Sequence[str]:
-    return [field.name for field in table]
-
-
-def read_all(table: Sequence[Field], body: JsonObject) -> dict[str, Any]:
-    """The fields of `table` that are present in `body`, as their readers have them. Raises ParameterError."""
-    present = {name for name, value in body.items() if value is not None}
-    return {field.name: field.read(field.name, body[field.name]) for field in table if field.name in present}
-
-
-def integer(name: str, low: int, high: int, summary: str) -> Field:
-    """Both ends belong to the range."""
-    schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Field(name, schema, lambda param, value: read.integer(param, value, low, high), summary)
-
-
-def number(name: str, low: float, high: float, summary: str, *, above_low: bool = False) -> Field:
-    """Both ends belong to the range, but for the lower one where the value has to be `above_low`."""
-    schema = {"type": "number", "exclusiveMinimum" if above_low else "minimum": low, "maximum": high}
-    return Field(name, schema, lambda param, value: read.number(param, value, low, high, above_low=above_low), summary)
-
-
-def boolean(name: str, summary: str) -> Field:
-    return Field(name, {"type": "boolean"}, read.boolean, summary)
-
-
-def string(name: str, summary: str) -> Field:
-    return Field(name, {"type": "string"}, read.text, summary)
-
-
-def bounded_string(name: str, low: int, high: int, summary: str) -> Field:
-    """Of `low` … `high` characters, both included."""
-    schema = {"type": "string", "minLength": low, "maxLength": high}
-    return Field(name, schema, lambda param, value: read.bounded_text(param, value, low, high), summary)
 
 
 def _stop(param: str, value: object) -> tuple[str, ...]:

@@ -3,14 +3,14 @@
 Must not know: HTTP, the engine, templates.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import MAX_TURNS, Prompt
 from layered_llm.domain.sampling import MAX_CHOICES, MAX_LOGPROBS, TOKENS_LIMIT
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.body_fields import COMMON, Field, boolean, integer, names_of, string
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, integer, names_of, string
+from layered_llm.transport.http.openai_schema.body_fields import COMMON
 from layered_llm.transport.http.openai_schema.fields import Json
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refused_beside
@@ -109,12 +109,3 @@ COMPLETIONS: Final = (
 
 REFUSED_IN_CHAT: Final[Neutral] = refused_beside(names_of(CHAT))
 REFUSED_IN_COMPLETIONS: Final[Neutral] = refused_beside(names_of(COMPLETIONS))
-
-
-def template_variables(given: Mapping[str, Any]) -> str | None:
-    """What a template is given by name, as one JSON object. Raises ParameterError."""
-    variables = dict(given.get("chat_template_kwargs") or {})
-    param = "chat_template_kwargs"
-    if "documents" in given:
-        variables["documents"], param = given["documents"], "documents"
-    return read.encode_text(param, variables) if variables else None

@@ -18,17 +18,13 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.bodies import checked
-from layered_llm.transport.http.openai_schema.body_fields import names_of, read_all
 from layered_llm.transport.http.openai_schema.endpoint_fields import (
     CHAT,
     COMPLETIONS,
     MAX_CHOICES_PER_BODY,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
-    template_variables,
 )
-from layered_llm.transport.http.openai_schema.told import Told, told_by_chat, told_by_completion
-from layered_llm.transport.http.openai_schema.unsupported import refuse
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """What `/v1/completions` generates when the body names no limit, as OpenAI has it."""
@@ -45,10 +41,27 @@ _ALIKE: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class ChatRequest:
-    """A body of the chat endpoint: one prompt, a conversation or a plain text."""
+class Told:
+    """The numbers are of the likeliest tokens; None tells no log probabilities at all."""
 
-    prompt: Prompt
+    logprobs: int | None
+    prompt_logprobs: int | None
+    has_prompt_field: bool
+    """Whether `prompt_logprobs` was asked for, and not only implied by an echo."""
+    echo: bool
+    echoes_logprobs: bool = False
+    """The output's log probabilities begin with the prompt's."""
+    token_ids: bool
+    """The ids of the prompt's and the output's tokens."""
+    tokens_as_ids: bool
+    """Log probabilities name tokens by their ids."""
+
+
+@attrs.frozen(kw_only=True)
+class GenerationRequest:
+    """A body of either endpoint: one or more prompts, of a chat always one, each continued `params.n` times."""
+
+    prompts: tuple[Prompt, ...]
     params: SamplingParams
     placement: Placement
     told: Told
@@ -60,43 +73,18 @@ class ChatRequest:
     continuous_usage: bool
     """Running usage in every chunk, an extension of vLLM."""
 
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        return (self.prompt,)
-
     def params_of(self, prompt: int) -> SamplingParams:
         return self.params
 
 
-@attrs.frozen(kw_only=True)
-class CompletionRequest:
-    """A body of the completions endpoint: one or more prompts, each continued `params.n` times."""
-
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    placement: Placement
-    told: Told
-    model: str | None
-    request_id: str | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-
-    def params_of(self, prompt: int) -> SamplingParams:
-        return self.params
-
-
-GenerationRequest = ChatRequest | CompletionRequest
-
-
-def parse_chat(body: bytes) -> ChatRequest | ApiError:
+def parse_chat(body: bytes) -> GenerationRequest | ApiError:
     """The chat request in `body`, or why it is none."""
-    return checked(body, _chat, CHAT)
+    return checked(body, _chat, CHAT, REFUSED_IN_CHAT)
 
 
-def parse_completion(body: bytes) -> CompletionRequest | ApiError:
+def parse_completion(body: bytes) -> GenerationRequest | ApiError:
     """The completions request in `body`, or why it is none."""
-    return checked(body, _completion, COMPLETIONS)
+    return checked(body, _completion, COMPLETIONS, REFUSED_IN_COMPLETIONS)
 
 
 def chat_prompt(given: Mapping[str, Any]) -> Prompt:
@@ -112,25 +100,21 @@ def chat_prompt(given: Mapping[str, Any]) -> Prompt:
     rendering = Rendering(
         add_generation_prompt=given.get("add_generation_prompt", not continues),
         continue_final_message=continues,
-        variables=template_variables(given),
+        variables=_template_variables(given),
     )
     return _bounded(Prompt.of_chat(messages, rendering), given)
 
 
-def _chat(fields: read.JsonObject) -> ChatRequest:
-    refuse(fields, REFUSED_IN_CHAT, names_of(CHAT))
-    given = read_all(CHAT, fields)
-    told = told_by_chat(given)
+def _chat(given: read.JsonObject, _written: read.JsonObject) -> GenerationRequest:
+    told = _told_by_chat(given)
     params = _params(given, told, default_max_tokens=None)
-    return ChatRequest(prompt=chat_prompt(given), params=params, told=told, **_delivery(given))
+    return _request(given, told, params, (chat_prompt(given),))
 
 
-def _completion(fields: read.JsonObject) -> CompletionRequest:
-    refuse(fields, REFUSED_IN_COMPLETIONS, names_of(COMPLETIONS))
-    given = read_all(COMPLETIONS, fields)
-    told = told_by_completion(given)
+def _completion(given: read.JsonObject, _written: read.JsonObject) -> GenerationRequest:
+    told = _told_by_completion(given)
     params = _params(given, told, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
-    return CompletionRequest(prompts=_prompts(given, params.n), params=params, told=told, **_delivery(given))
+    return _request(given, told, params, _prompts(given, params.n))
 
 
 def _prompts(given: Mapping[str, Any], n: int) -> tuple[Prompt, ...]:
@@ -169,17 +153,63 @@ def _params(given: Mapping[str, Any], told: Told, *, default_max_tokens: int | N
     )
 
 
-def _delivery(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Which model is asked for, where the request stands, and how its answer is to be delivered."""
+def _request(given: Mapping[str, Any], told: Told, params: SamplingParams, prompts: tuple[Prompt, ...]) -> GenerationRequest:
+    """With which model is asked for, where the request stands, and how its answer is to be delivered."""
     stream, options = given.get("stream", False), given.get("stream_options")
     if options is not None and not stream:
         raise ParameterError("stream_options", "stream_options is only allowed when stream is true")
     include_usage = (options or {}).get("include_usage", False)
+    return GenerationRequest(
+        prompts=prompts,
+        params=params,
+        told=told,
+        placement=Placement(cache_salt=given.get("cache_salt"), priority=given.get("priority", 0)),
+        model=given.get("model"),
+        request_id=given.get("request_id"),
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=include_usage and (options or {}).get("continuous_usage_stats", False),
+    )
+
+
+def _told_by_chat(given: Mapping[str, Any]) -> Told:
+    """Raises ParameterError."""
+    is_asked, top = given.get("logprobs", False), given.get("top_logprobs", 0)
+    if top and not is_asked:
+        raise ParameterError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+    return Told(logprobs=top if is_asked else None, **_told_of_both(given))
+
+
+def _told_by_completion(given: Mapping[str, Any]) -> Told:
+    """An echo tells of the prompt what is told of the output, where nothing else is said, as in vLLM. Raises ParameterError."""
+    logprobs = given.get("logprobs")
+    told = Told(logprobs=logprobs, **_told_of_both(given))
+    if not told.echo or logprobs is None:
+        return told
+    return attrs.evolve(
+        told,
+        prompt_logprobs=logprobs if told.prompt_logprobs is None else told.prompt_logprobs,
+        echoes_logprobs=True,
+    )
+
+
+def _told_of_both(given: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = given.get("prompt_logprobs")
+    if prompt is not None and given.get("stream"):
+        raise ParameterError("prompt_logprobs", "prompt_logprobs is not allowed when stream is true")
     return {
-        "placement": Placement(cache_salt=given.get("cache_salt"), priority=given.get("priority", 0)),
-        "model": given.get("model"),
-        "request_id": given.get("request_id"),
-        "stream": stream,
-        "include_usage": include_usage,
-        "continuous_usage": include_usage and (options or {}).get("continuous_usage_stats", False),
+        "prompt_logprobs": prompt,
+        "has_prompt_field": prompt is not None,
+        "echo": given.get("echo", False),
+        "token_ids": given.get("return_token_ids", False),
+        "tokens_as_ids": given.get("return_tokens_as_token_ids", False),
     }
+
+
+def _template_variables(given: Mapping[str, Any]) -> str | None:
+    """What a template is given by name, as one JSON object. Raises ParameterError."""
+    variables = dict(given.get("chat_template_kwargs") or {})
+    param = "chat_template_kwargs"
+    if "documents" in given:
+        variables["documents"], param = given["documents"], "documents"
+    return read.encode_text(param, variables) if variables else None

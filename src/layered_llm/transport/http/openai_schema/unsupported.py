@@ -17,6 +17,8 @@ from layered_llm.transport.http.openai_schema.fields import JsonObject, shown
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Name of a field and the values that change nothing; null is always one of them."""
 
+NOTHING: Final[Neutral] = {}
+
 _CHANGES_THE_PROMPT: Final[Neutral] = {
     "add_bos_token": (),
     "add_generation_prompt": (True,),

@@ -12,7 +12,7 @@ from typing import Any
 from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
-from layered_llm.transport.http.openai_schema.body_fields import Field
+from layered_llm.transport.http.openai_schema.bodies import Field
 from layered_llm.transport.http.openai_schema.endpoint_fields import (
     CHAT,
     COMPLETIONS,
