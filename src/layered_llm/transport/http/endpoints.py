@@ -10,13 +10,11 @@ from typing import Final
 from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.about import model_info, root, server_info, version
 from layered_llm.transport.http.access import Access
-from layered_llm.transport.http.chat import chat_completions
-from layered_llm.transport.http.completions import completions
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
-from layered_llm.transport.http.models import list_models, retrieve_model
 from layered_llm.transport.http.native.generate import generate
 from layered_llm.transport.http.native.health_generate import health_generate
 from layered_llm.transport.http.native.tokenizer import detokenize, tokenize, tokenizer_info
+from layered_llm.transport.http.openai_endpoints import chat_completions, completions, list_models, retrieve_model
 from layered_llm.transport.http.openapi.bodies import (
     abort_body,
     chat_body,
