@@ -73,7 +73,7 @@ class Seen:
 def streamed(shape: Shape, answer_plan: AnswerPlan, parts: list[Batch]) -> Seen:
     answer = StreamedAnswer(answer_plan)
     data = b"".join(piece for batch in parts for piece in answer.encode(batch))
-    assert answer.is_complete
+    assert answer.tally.is_complete
     *items, done, nothing = data.decode().split("\n\n")
     assert (done, nothing) == ("data: [DONE]", "")
     seen = Seen()
@@ -103,7 +103,7 @@ def test_a_stream_says_the_same_as_a_whole_response_however_it_is_cut(seed: int,
     for batch in parts:
         whole.add(batch)
     body = json.loads(b"".join(whole.pieces()))
-    assert whole.is_complete
+    assert whole.tally.is_complete
 
     seen = streamed(shape, answer_plan, parts)
 

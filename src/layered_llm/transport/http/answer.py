@@ -59,9 +59,6 @@ class AnswerPlan:
         """What words the log probabilities of one choice."""
         return self.shape.start_logprobs(self.naming)
 
-    def tally(self) -> "Tally":
-        return Tally(self.prompts, self.retry_after_s)
-
     def logprobs(
         self, writer: LogprobWriter, output: Sequence[SampledLogprob], prompt: Sequence[SampledLogprob]
     ) -> Json | None:
@@ -94,15 +91,9 @@ class Tally:
     _open: int
     _retry_after_s: int
     _usages: list[Usage] = attrs.field(init=False, factory=list)
-    _error: ApiError | None = attrs.field(init=False, default=None)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._open <= 0
-
-    @property
-    def error(self) -> ApiError | None:
-        return self._error
+    error: ApiError | None = attrs.field(init=False, default=None)
+    """Why there is no answer, known when complete."""
+    is_complete: bool = attrs.field(init=False, default=False)
 
     @property
     def usage(self) -> Usage:
@@ -115,23 +106,25 @@ class Tally:
     def note_delta(self, delta: ChoiceDelta) -> None:
         # The request's own end may follow and says more.
         if delta.finish_reason is FinishReason.ABORT:
-            self._error = self._error or request_failed("The server ended the request.")
+            self.error = self.error or request_failed("The server ended the request.")
         elif delta.finish_reason is FinishReason.ERROR:
-            self._error = self._error or logits_not_finite("The model's numbers for the request are not finite.")
+            self.error = self.error or logits_not_finite("The model's numbers for the request are not finite.")
         elif delta.finish_reason is FinishReason.QUEUE_TIMEOUT:
-            self._error = self._error or queue_timeout("The request waited too long to be started.", self._retry_after_s)
+            self.error = self.error or queue_timeout("The request waited too long to be started.", self._retry_after_s)
 
     def note_end(self, ended: RequestEnded) -> None:
         self._open -= 1
         self._usages.append(ended.usage)
         if ended.error is not None:
-            self._error = self._worded(ended.error)
-        if self._error is not None:
-            self._open = 0
+            self.error = self._worded(ended.error)
+        self.is_complete = not self._open or self.error is not None
 
     def _worded(self, message: str) -> ApiError:
         """The error that a choice told, if any did, in the words of its request."""
-        return attrs.evolve(self._error or request_failed(message), message=message)
+        return attrs.evolve(self.error or request_failed(message), message=message)
+
+
+_TALLY: Final[Any] = attrs.Factory(lambda self: Tally(self._plan.prompts, self._plan.retry_after_s), takes_self=True)
 
 
 @attrs.define
@@ -139,7 +132,7 @@ class StreamedAnswer:
     """Turns batches of events into server-sent events."""
 
     _plan: AnswerPlan
-    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: self._plan.tally(), takes_self=True))
+    tally: Tally = attrs.field(init=False, default=_TALLY)
     _opened: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
     """What words the log probabilities of each choice that had output."""
     _begun: set[int] = attrs.field(init=False, factory=set)
@@ -147,10 +140,6 @@ class StreamedAnswer:
     _plain: dict[int, sse.TextEvent] = attrs.field(init=False, factory=dict)
     """What most events of a choice are: nothing but more text."""
     _completion_tokens: int = attrs.field(init=False, default=0)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._tally.is_complete
 
     def end_aborted(self, prompt: int) -> Batch | None:
         """OpenAI has no word for an answer that somebody else ended."""
@@ -168,7 +157,7 @@ class StreamedAnswer:
                         self._completion_tokens += len(event.token_ids)
                         events.append(self._plain_event(index).with_text(event.text))
                         continue
-                    self._tally.note_delta(event)
+                    self.tally.note_delta(event)
                     for portion in portions(event, echoes=self._plan.echoes_logprobs):
                         events.extend(self._delta(index, portion))
                         logprobs += logprob_count(portion)
@@ -176,10 +165,10 @@ class StreamedAnswer:
                             yield b"".join(events)
                             logprobs, events = 0, []
                 case RequestEnded():
-                    self._tally.note_end(event)
+                    self.tally.note_end(event)
                 case _ as unreachable:
                     assert_never(unreachable)
-        if self.is_complete:
+        if self.tally.is_complete:
             events.append(self._ending())
         yield b"".join(events)
 
@@ -228,12 +217,12 @@ class StreamedAnswer:
         )
 
     def _ending(self) -> bytes:
-        if self._tally.error is not None:
-            return failure(self._tally.error)
+        if self.tally.error is not None:
+            return failure(self.tally.error)
         if not self._plan.include_usage:
             return sse.DONE
         chunk = responses.chunk_object(self._plan.shape, self._plan.head, [])
-        return sse.event({**chunk, "usage": responses.usage_object(self._tally.usage)}) + sse.DONE
+        return sse.event({**chunk, "usage": responses.usage_object(self.tally.usage)}) + sse.DONE
 
 
 def logprob_count(delta: ChoiceDelta) -> int:
@@ -301,7 +290,7 @@ class WholeAnswer:
     """Gathers batches of events for a response that is sent at once."""
 
     _plan: AnswerPlan
-    _tally: Tally = attrs.field(init=False, default=attrs.Factory(lambda self: self._plan.tally(), takes_self=True))
+    tally: Tally = attrs.field(init=False, default=_TALLY)
     _choices: Sequence[_GrowingChoice] = attrs.field(
         init=False,
         default=attrs.Factory(
@@ -310,10 +299,6 @@ class WholeAnswer:
         ),
     )
     _logprobs: int = attrs.field(init=False, default=0)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._tally.is_complete
 
     def end_aborted(self, prompt: int) -> Batch | None:
         """OpenAI has no word for an answer that somebody else ended."""
@@ -327,10 +312,10 @@ class WholeAnswer:
         for prompt, event in batch:
             match event:
                 case ChoiceDelta():
-                    self._tally.note_delta(event)
+                    self.tally.note_delta(event)
                     self._add_delta(prompt * self._plan.choices_per_prompt + event.choice, event)
                 case RequestEnded():
-                    self._tally.note_end(event)
+                    self.tally.note_end(event)
                 case _ as unreachable:
                     assert_never(unreachable)
 
@@ -344,11 +329,6 @@ class WholeAnswer:
         choice.prompt_logprobs = choice.prompt_logprobs or delta.prompt_logprobs
         choice.finish_reason, choice.matched_stop = delta.finish_reason, delta.matched_stop
 
-    @property
-    def error(self) -> ApiError | None:
-        """Why there is no response, known when complete."""
-        return self._tally.error
-
     def pieces(self) -> Iterator[bytes]:
         """The response's JSON in pieces of bounded work, empty ones included; what is written is not kept."""
         if not self.is_long:
@@ -358,7 +338,7 @@ class WholeAnswer:
 
     def _result(self) -> Json:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
-        body = self._plan.body(responses.response_object(self._plan.shape, self._plan.head, choices, self._tally.usage))
+        body = self._plan.body(responses.response_object(self._plan.shape, self._plan.head, choices, self.tally.usage))
         if not self._plan.tells_prompts:
             return body
         prompts = [self._told_prompt(choice) for choice in self._choices]

@@ -23,7 +23,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.transport.http import api_error, sse
-from layered_llm.transport.http.answer import failure, kept_bytes
+from layered_llm.transport.http.answer import Tally, failure, kept_bytes
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
@@ -52,15 +52,12 @@ class Asked(Protocol):
     @property
     def placement(self) -> Placement: ...
 
-    @property
-    def stream(self) -> bool: ...
-
 
 class Answer(Protocol):
     """An answer as it grows."""
 
     @property
-    def is_complete(self) -> bool: ...
+    def tally(self) -> Tally: ...
 
     def end_aborted(self, prompt: int) -> Batch | None:
         """What the answer is to be given in place of what a prompt's request still owes, which was ended by its id.
@@ -89,10 +86,6 @@ class WholeAnswer(Answer, Protocol):
     def is_long(self) -> bool:
         """Whether `pieces` are many, so that other responses would feel them."""
 
-    @property
-    def error(self) -> ApiError | None:
-        """Why there is no response, known when complete."""
-
     def pieces(self) -> Iterator[bytes]:
         """The response body, as JSON, of a complete answer without an error; in pieces of bounded work, empty ones included."""
 
@@ -110,24 +103,16 @@ class Begun:
     patience: Patience
 
 
-@attrs.frozen(kw_only=True)
-class Wording:
-    """Makes the answer to a request, of either kind."""
-
-    stream: Callable[[Begun], StreamAnswer]
-    whole: Callable[[Begun], WholeAnswer]
-
-
-async def respond(
+async def respond_in_pieces(
     context: HttpContext,
     exchange: Exchange,
     request: Asked,
-    wording: Wording,
+    answer_to: Callable[[Begun], StreamAnswer],
     *,
     is_one_body: bool = True,
     names: Sequence[str] = (),
 ) -> Response:
-    """The response to `request`; all that it opens belongs to `exchange`.
+    """The streamed response to `request`; all that it opens belongs to `exchange`.
 
     With `is_one_body` the id of the first prompt's request ends all of them, else each prompt has an id of its own. `names` are
     what the client calls the request of each prompt, or none.
@@ -135,23 +120,45 @@ async def respond(
     begun = await _begin(context, exchange, request, is_one_body=is_one_body, names=names)
     if isinstance(begun, ApiError):
         return error_reply(begun)
-    if request.stream:
-        for stream in begun.streams:
-            stream.bound(context.answers.open(exchange.account))
-        return _streamed(context, exchange.account, begun, wording.stream(begun))
-    return await _whole(context, exchange, begun, wording.whole(begun))
+    for stream in begun.streams:
+        stream.bound(context.answers.open(exchange.account))
+    writer = _StreamWriter(context=context, account=exchange.account, begun=begun, answer=answer_to(begun))
+    response = Response(_body(writer), status=HTTPStatus.OK, headers=dict(sse.HEADERS))
+    response.timeout = None
+    return response
 
 
-async def respond_at_once(context: HttpContext, exchange: Exchange, request: Asked, answer: WholeAnswer) -> Response:
-    """The response to a `request` that is never streamed."""
-    begun = await _begin(context, exchange, request, is_one_body=True)
+async def respond_at_once(
+    context: HttpContext,
+    exchange: Exchange,
+    request: Asked,
+    answer_to: Callable[[Begun], WholeAnswer],
+    *,
+    is_one_body: bool = True,
+    names: Sequence[str] = (),
+) -> Response:
+    """The same for a response that is whole."""
+    begun = await _begin(context, exchange, request, is_one_body=is_one_body, names=names)
     if isinstance(begun, ApiError):
         return error_reply(begun)
-    return await _whole(context, exchange, begun, answer)
+    answer = answer_to(begun)
+    try:
+        error = await _complete(context, exchange, begun, answer) or answer.tally.error
+    except EngineLost as why:
+        _close(begun.streams, _reason_of(why))
+        error = context.lost(why)
+    if error is not None:
+        _close(begun.streams, AbortReason.SERVER_FAILED)
+        return error_reply(error)
+    if not answer.is_long:
+        return Response(b"".join(answer.pieces()), content_type=JSON_TYPE)
+    response = Response(_long_body(context.fair_work, exchange.account, answer.pieces()), content_type=JSON_TYPE)
+    response.timeout = None
+    return response
 
 
 async def _begin(
-    context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool, names: Sequence[str] = ()
+    context: HttpContext, exchange: Exchange, request: Asked, *, is_one_body: bool, names: Sequence[str]
 ) -> Begun | ApiError:
     streams = _open_streams(context, exchange, request, is_one_body=is_one_body)
     if isinstance(streams, ApiError):
@@ -224,27 +231,11 @@ async def _verdict(stream: EngineStream, drain: Drain, patience: Patience) -> Ac
     return None
 
 
-async def _whole(context: HttpContext, exchange: Exchange, begun: Begun, answer: WholeAnswer) -> Response:
-    try:
-        error = await _complete(context, exchange, begun, answer) or answer.error
-    except EngineLost as why:
-        _close(begun.streams, _reason_of(why))
-        error = context.lost(why)
-    if error is not None:
-        _close(begun.streams, AbortReason.SERVER_FAILED)
-        return error_reply(error)
-    if not answer.is_long:
-        return Response(b"".join(answer.pieces()), content_type=JSON_TYPE)
-    response = Response(_long_body(context.fair_work, exchange.account, answer.pieces()), content_type=JSON_TYPE)
-    response.timeout = None
-    return response
-
-
 async def _complete(context: HttpContext, exchange: Exchange, begun: Begun, answer: WholeAnswer) -> ApiError | None:
     """Gives `answer` all that comes, or says why that ended before."""
     kept = context.answers.open(exchange.account)
     exchange.owner.callback(kept.release)
-    while not answer.is_complete:
+    while not answer.tally.is_complete:
         try:
             batch = await next_batch(begun.source, context.drain, begun.patience, math.inf)
         except PromptAborted as why:
@@ -283,13 +274,6 @@ async def _long_body(fair_work: FairWork, account: str, pieces: Iterator[bytes])
             yield piece
 
 
-def _streamed(context: HttpContext, account: str, begun: Begun, answer: StreamAnswer) -> Response:
-    writer = _StreamWriter(context=context, account=account, begun=begun, answer=answer)
-    response = Response(_body(writer), status=HTTPStatus.OK, headers=dict(sse.HEADERS))
-    response.timeout = None
-    return response
-
-
 async def _body(writer: "_StreamWriter") -> AsyncIterator[bytes]:
     # Holds nothing: a generator that was never started runs no finally.
     while not writer.is_done:
@@ -302,14 +286,11 @@ class _StreamWriter:
     _account: str
     _begun: Begun
     _answer: StreamAnswer
-    _failed: bool = attrs.field(init=False, default=False)
-    _pieces: Iterator[bytes] = attrs.field(init=False, factory=lambda: iter(()))
+    _pieces: Iterator[bytes] = attrs.field(init=False, default=iter(()))
     """What is still to be sent of the last batch."""
     _next: bytes | None = attrs.field(init=False, default=None)
-
-    @property
-    def is_done(self) -> bool:
-        return self._failed or (self._answer.is_complete and self._next is None)
+    _failed: bool = attrs.field(init=False, default=False)
+    is_done: bool = attrs.field(init=False, default=False)
 
     async def next_bytes(self) -> bytes:
         """What to send next; a failure becomes the stream's last words."""
@@ -322,6 +303,7 @@ class _StreamWriter:
             logger.exception("stream ended by an unexpected error")
             return self._fail(api_error.internal_error())
         finally:
+            self.is_done = self._failed or (self._answer.tally.is_complete and self._next is None)
             if self.is_done:
                 # The client may be slow to take the last bytes; what is still open is not to wait for that.
                 _close(self._begun.streams, AbortReason.SERVER_FAILED)

@@ -13,7 +13,7 @@ from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeA
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.generation import Begun, Wording, respond
+from layered_llm.transport.http.generation import Begun, respond_at_once, respond_in_pieces
 from layered_llm.transport.http.openai_schema.logprobs import by_id, by_text
 from layered_llm.transport.http.openai_schema.requests import GenerationRequest, parse_chat, parse_completion
 from layered_llm.transport.http.openai_schema.responses import (
@@ -61,15 +61,13 @@ async def _generate(context: HttpContext, parse: Callable[[bytes], GenerationReq
     model = context.served_name(asked.model)
     if isinstance(model, ApiError):
         return error_reply(model)
-    plan = partial(_plan, context, asked, shape, model)
-    wording = Wording(
-        stream=lambda begun: StreamedAnswer(plan(begun)),
-        whole=lambda begun: WholeAnswer(plan(begun)),
-    )
     exchange.id_prefix = shape.id_prefix
     name = asked.request_id or exchange.client_id
     names = () if name is None else (name,) * len(asked.prompts)
-    return await respond(context, exchange, asked, wording, names=names)
+    plan = partial(_plan, context, asked, shape, model)
+    if asked.stream:
+        return await respond_in_pieces(context, exchange, asked, lambda begun: StreamedAnswer(plan(begun)), names=names)
+    return await respond_at_once(context, exchange, asked, lambda begun: WholeAnswer(plan(begun)), names=names)
 
 
 def _plan(context: HttpContext, asked: GenerationRequest, shape: Shape, model: str, begun: Begun) -> AnswerPlan:

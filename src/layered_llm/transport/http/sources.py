@@ -9,6 +9,7 @@ taken, so that a slow client is seen by the engine's queues and not hidden by on
 
 import enum
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Protocol
 
 import attrs
@@ -82,7 +83,7 @@ class _OneStream:
 
     async def receive(self) -> Batch:
         try:
-            return tuple((0, event) for event in await self._stream.receive())
+            return tuple(zip(repeat(0), await self._stream.receive(), strict=False))
         except RequestAborted as error:
             raise PromptAborted(0) from error
 

@@ -8,7 +8,7 @@ from quart import Response, request
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.generation import Begun, Wording, respond
+from layered_llm.transport.http.generation import Begun, respond_at_once, respond_in_pieces
 from layered_llm.transport.http.native.generate_answer import NativeAnswer, NativePlan
 from layered_llm.transport.http.native.generate_body import NativeRequest, parse_generate
 from layered_llm.transport.http.public_ids import NATIVE_PREFIX, public_id
@@ -25,8 +25,8 @@ async def generate(context: HttpContext) -> Response:
     def answer(begun: Begun) -> NativeAnswer:
         return NativeAnswer(_plan(context, asked, begun))
 
-    wording = Wording(stream=answer, whole=answer)
-    return await respond(context, exchange, asked, wording, is_one_body=False, names=asked.rids)
+    respond = respond_in_pieces if asked.stream else respond_at_once
+    return await respond(context, exchange, asked, answer, is_one_body=False, names=asked.rids)
 
 
 def _plan(context: HttpContext, asked: NativeRequest, begun: Begun) -> NativePlan:

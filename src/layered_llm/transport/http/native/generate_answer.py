@@ -17,7 +17,6 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.answer import MOST_LOGPROBS_AT_ONCE, Tally, failure, logprob_count
-from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native.generate_body import LogprobsAsked
 from layered_llm.transport.http.native.generate_logprobs import GrowingLogprobs
 from layered_llm.transport.http.sources import Batch
@@ -87,7 +86,7 @@ class NativeAnswer:
 
     def __init__(self, plan: NativePlan) -> None:
         self._plan = plan
-        self._tally = Tally(len(plan.ids), plan.retry_after_s)
+        self.tally = Tally(len(plan.ids), plan.retry_after_s)
         self._choices = [
             _Choice(
                 public if plan.choices_per_prompt == 1 else f"{public}-{place}",
@@ -100,10 +99,6 @@ class NativeAnswer:
         self._logprobs = 0
         self._aborted: set[int] = set()
         """Prompts whose requests were ended by their ids."""
-
-    @property
-    def is_complete(self) -> bool:
-        return self._tally.is_complete
 
     def end_aborted(self, prompt: int) -> Batch:
         """An abort is an end like any other: what there is of the text stands, as in SGLang."""
@@ -129,16 +124,16 @@ class NativeAnswer:
     def encode(self, batch: Batch) -> Iterator[bytes]:
         """An event for each choice that has news, and the end of the stream when the batch completes it."""
         changed = self.add(batch)
-        if self._tally.error is not None:
-            yield failure(self._tally.error) if self.is_complete else b""
+        if self.tally.error is not None:
+            yield failure(self.tally.error) if self.tally.is_complete else b""
             return
         if not any(self._plan.logprobs):
-            yield b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.is_complete else b"")
+            yield b"".join(sse.framed(self._event(index)) for index in changed) + (sse.DONE if self.tally.is_complete else b"")
             return
         for index in changed:
             yield from self._caught_up(self._choices[index])
             yield sse.framed(self._event(index))
-        if self.is_complete:
+        if self.tally.is_complete:
             yield sse.DONE
 
     def add(self, batch: Batch) -> Sequence[int]:
@@ -149,23 +144,18 @@ class NativeAnswer:
             match event:
                 case ChoiceDelta():
                     if prompt not in self._aborted:
-                        self._tally.note_delta(event)
+                        self.tally.note_delta(event)
                     self._logprobs += logprob_count(event)
                     self._choices[first + event.choice].add(event)
                     changed.add(first + event.choice)
                 case RequestEnded():
-                    self._tally.note_end(event)
+                    self.tally.note_end(event)
                     for index in range(first, first + self._plan.choices_per_prompt):
                         self._choices[index].cached_tokens = event.usage.cached_tokens
                         changed.add(index)
                 case _ as unreachable:
                     assert_never(unreachable)
         return sorted(changed)
-
-    @property
-    def error(self) -> ApiError | None:
-        """Why there is no response, known when complete."""
-        return self._tally.error
 
     def pieces(self) -> Iterator[bytes]:
         """The response's JSON in pieces of bounded work, empty ones included; what is written is not kept."""

@@ -34,7 +34,7 @@ async def health_generate(context: HttpContext) -> Response:
     """200 when the engine computed a token, else why not."""
     with trio.move_on_after(LIMIT_S):
         answer = _OneToken(Tally(1, context.settings.retry_after_s))
-        return await respond_at_once(context, exchange_of(request), _Probe(), answer)
+        return await respond_at_once(context, exchange_of(request), _Probe(), lambda _begun: answer)
     return error_reply(
         ApiError(
             status=HTTPStatus.SERVICE_UNAVAILABLE,
@@ -52,7 +52,6 @@ class _Probe:
 
     prompts: tuple[Prompt, ...] = attrs.field(factory=lambda: (Prompt.of_token_ids([0]),))
     placement: Placement = ANYWHERE
-    stream: bool = False
 
     def params_of(self, prompt: int) -> SamplingParams:
         return SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -62,11 +61,7 @@ class _Probe:
 class _OneToken:
     """Implements `WholeAnswer`."""
 
-    _tally: Tally
-
-    @property
-    def is_complete(self) -> bool:
-        return self._tally.is_complete
+    tally: Tally
 
     def end_aborted(self, prompt: int) -> Batch | None:
         return None
@@ -78,13 +73,9 @@ class _OneToken:
     def add(self, batch: Batch) -> None:
         for _, event in batch:
             if isinstance(event, ChoiceDelta):
-                self._tally.note_delta(event)
+                self.tally.note_delta(event)
             else:
-                self._tally.note_end(event)
-
-    @property
-    def error(self) -> ApiError | None:
-        return self._tally.error
+                self.tally.note_end(event)
 
     def pieces(self) -> Iterator[bytes]:
         yield sse.to_json({"status": "ok"})
