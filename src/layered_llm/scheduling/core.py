@@ -121,7 +121,7 @@ class Scheduler:
         self._flight.sent(planned)
         waited_us = tuple(self._first_run(planned.started, now_us)) if planned.started else ()
         trace = self._trace(planned, hold) if self._traces else None
-        return NextStep(planned.message(), sum(planned.counts), waited_us, trace)
+        return NextStep(planned.message(), planned.decode_rows + planned.prefill_tokens, waited_us, trace)
 
     def complete(self, result: StepCompleted, now_us: int = 0) -> Effects:
         """Takes the result of the oldest step in flight.
@@ -143,7 +143,9 @@ class Scheduler:
             self._fail(sequence, reason, gathered)
         if result.prompt_logprobs is not None:
             planned.keep_prompt_logprobs(result.prompt_logprobs)
-        gathered.new_tokens = self._take_tokens(planned, result, gathered) + planned.count_computed()
+        gathered.new_tokens = self._take_tokens(planned, result, gathered)
+        if planned.prefill_tokens:
+            gathered.new_tokens += planned.count_computed()
         gathered.releases = self._releases.acknowledge(planned.step)
         return gathered.effects(planned.step)
 
@@ -310,8 +312,7 @@ class Scheduler:
         sequence.phase = Phase.ENDED
         gathered.finish(sequence, reason, output_tokens)
         self._counters.finished[reason] += 1
-        request = self._open.of(sequence)
-        self._open.choice_ended(sequence)
+        request = self._open.choice_ended(sequence)
         if not request.open_choices:
             self._queue_deadlines.gone(sequence.request)
             if reason in _BY_ITSELF and request.started_us is not None:

@@ -57,12 +57,14 @@ class OpenRequests:
         self._requests[admit.request] = request
         return request
 
-    def choice_ended(self, sequence: Sequence) -> None:
+    def choice_ended(self, sequence: Sequence) -> Request:
+        """The record of its request, which is gone with its last choice."""
         request = self._requests[sequence.request]
         request.open_choices -= 1
         if not request.open_choices:
             del self._requests[sequence.request]
             self.tenants.close_request(sequence.tenant)
+        return request
 
 
 @attrs.define(eq=False)

@@ -109,6 +109,10 @@ class PlannedStep:
     sampled: list[Sequence] = attrs.field(init=False, factory=list)
     decode_rows: int = attrs.field(init=False, default=0)
     """Rows that compute the newest token of an output; the other rows are chunks of prompts."""
+    prefill_tokens: int = attrs.field(init=False, default=0)
+    """Of all chunks together."""
+    attended_tokens: int = attrs.field(init=False, default=0)
+    """Tokens that the chunks attend to, summed over the tokens of each."""
     open_slots: int = attrs.field(init=False, default=0)
     """Slots that hold state in the runtime after this step."""
     _samples: list[int] = attrs.field(init=False, factory=list)
@@ -116,16 +120,6 @@ class PlannedStep:
     _page_counts: list[int] = attrs.field(init=False, factory=list)
     _page_offsets: list[int] = attrs.field(init=False, factory=list)
     _page_ids: list[PageId] = attrs.field(init=False, factory=list)
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(self.counts) - self.decode_rows
-
-    @property
-    def attended_tokens(self) -> int:
-        """Tokens that the chunks of prompts attend to, summed over the tokens of each."""
-        chunks = slice(self.decode_rows, None)
-        return sum(map(attended_tokens, self.starts[chunks], self.counts[chunks]))
 
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit
@@ -166,6 +160,8 @@ class PlannedStep:
         start = sequence.planned_tokens
         end = start + count
         sequence.planned_tokens = end
+        self.prefill_tokens += count
+        self.attended_tokens += attended_tokens(start, count)
         sequence.last_step = self.step
         self.rows.append(sequence)
         self.counts.append(count)

@@ -195,8 +195,9 @@ class RunningChoices:
             for one in self._decoding.values()
             if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in standing
         ]
-        limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts))
-        del decodes[limit:]
+        del decodes[decode_limit(self._max_step_tokens, is_prefilling=bool(prompts)) :]
+        if not prompts:
+            return decodes, []
         chunks = zip(prompts, self._chunks(prompts, len(decodes)), strict=True)
         return decodes, [chunk for chunk in chunks if chunk[1]]
 
@@ -204,7 +205,7 @@ class RunningChoices:
         """Tokens that each of `prompts` computes in the next step."""
         left = [one.prefill_tokens - one.planned_tokens for one in prompts]
         budget = self._max_step_tokens - decode_rows
-        if self._pace is None or not decode_rows or not prompts:
+        if self._pace is None or not decode_rows:
             return share_chunks(left, budget)
 
         def attended(limit: int) -> int:
