@@ -27,6 +27,7 @@ from layered_llm.domain.messages.supervision import (
     FindRequest,
     Heartbeat,
     ProcessReady,
+    RequestFate,
     RequestFound,
     RequestsAborted,
     Role,
@@ -37,25 +38,17 @@ from layered_llm.domain.messages.supervision import (
     SupervisorToEngine,
 )
 from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
-from layered_llm.service.abort_routing import AbortRouting, Answer, Order
+from layered_llm.service.gathering import Gathered, Gathering
 from layered_llm.service.settings_fields import printable
 from layered_llm.transport.peers import RESTART_WINDOW_S, STATE_TIMEOUT_S, api_of_peer, api_peer_name, peer_name
 from layered_llm.transport.ports import Garbled
 
 MAX_RESTARTS: Final = 3
 
+Order = AbortByName | FindRequest
+Question = StateQuery | Order
+Answer = StateReport | RequestsAborted | RequestFound
 Outgoing = tuple[str, SupervisorToApi | SupervisorToEngine]
-
-
-@attrs.define
-class _Query:
-    """One API process's question, waiting for everybody's answer."""
-
-    asker: str
-    asker_query: int
-    expires_s: float
-    missing: set[str]
-    reports: list[StateReport]
 
 
 @attrs.define
@@ -79,9 +72,7 @@ class Supervision:
     """Engine peers of this generation."""
     _apis: dict[str, ApiId] = attrs.field(factory=dict)
     _any_api_came: bool = False
-    _queries: dict[int, _Query] = attrs.field(factory=dict)
-    _next_query: int = 1
-    _aborts: AbortRouting = attrs.field(factory=AbortRouting)
+    _questions: Gathering[Question, Answer] = attrs.field(factory=Gathering)
     _restarts_s: list[float] = attrs.field(factory=list)
     _dropped: int = 0
     _stalled: tuple[str, ...] = ()
@@ -215,39 +206,33 @@ class Supervision:
         return (*answers, *self._tell_texts(ApiDied(api=api)))
 
     def query_state(self, asker: str, query: StateQuery, now_s: float) -> tuple[Outgoing, ...]:
-        """Passes an API process's question on to everybody, under a number of its own."""
-        number, self._next_query = self._next_query, self._next_query + 1
-        asked = sorted({*self._apis, *self._engine})
+        """Passes an API process's question on to everybody. The scheduler also speaks for the ranks of the runtime."""
         ranks = (peer_name(Role.RUNTIME, rank) for rank in range(self._ranks if self._engine else 0))
-        answering = {*asked, *ranks}
-        self._queries[number] = _Query(asker, query.query, now_s + STATE_TIMEOUT_S, answering, [])
-        passed_on = StateQuery(query=number, flush_cache=query.flush_cache)
-        return tuple((peer, passed_on) for peer in asked) or self._answer(number)
+        asked = {*self._apis, *self._engine}
+        return self._pass_on(asker, query, asked, {*asked, *ranks}, now_s)
 
     def report(self, report: StateReport) -> tuple[Outgoing, ...]:
-        """One answer; the last one answers the asker. The scheduler also speaks for the runtime."""
-        query = self._queries.get(report.query)
+        """One answer; the last one answers the asker."""
         peer = api_peer_name(ApiId(report.index)) if report.role is Role.API else peer_name(report.role, report.index)
-        if query is None or peer not in query.missing:
-            return ()
-        query.reports.append(report)
-        return self._no_longer_missing([report.query], peer)
+        return self._answers(self._questions.answer(peer, report.query, report))
 
     def ask_apis(self, asker: str, order: Order, now_s: float) -> tuple[Outgoing, ...]:
         """Passes the order on to the API process that issued the request, or to all; the asker has seen to its own."""
         others = self._apis.keys() - {asker}
         asked = others if order.request is None else others & {api_peer_name(api_of(order.request))}
-        return self._aborts.route(asker, order, asked, now_s + STATE_TIMEOUT_S)
+        return self._pass_on(asker, order, asked, asked, now_s)
 
-    def api_answered(self, peer: str, answer: Answer) -> tuple[Outgoing, ...]:
+    def api_answered(self, peer: str, answer: RequestsAborted | RequestFound) -> tuple[Outgoing, ...]:
         """One API process obeyed, or said what it knows."""
-        return self._aborts.answer(peer, answer)
+        return self._answers(self._questions.answer(peer, answer.query, answer))
 
     def expire_queries(self, now_s: float) -> tuple[Outgoing, ...]:
-        """Answers the queries whose time is over with what came."""
-        self._aborts.expire(now_s)
-        late = [number for number, query in self._queries.items() if query.expires_s <= now_s]
-        return tuple(outgoing for number in late for outgoing in self._answer(number))
+        """Answers the state queries whose time is over with what came.
+
+        Of a request nothing is made up for a process that hangs: the asker learns by its own clock that it cannot know.
+        """
+        late = self._questions.expire(now_s)
+        return self._answers(gathered for gathered in late if isinstance(gathered.question, StateQuery))
 
     def _tell_texts(self, word: SupervisorToEngine) -> tuple[Outgoing, ...]:
         return tuple((peer, word) for peer in self._engine if peer.startswith(Role.TEXT))
@@ -260,19 +245,30 @@ class Supervision:
         self._texts_to_size -= ready
         return tuple((peer, EngineSized(limits=self._limits)) for peer in sorted(ready))
 
-    def _no_longer_missing(self, numbers: Iterable[int], peer: str) -> tuple[Outgoing, ...]:
-        answers: list[Outgoing] = []
-        for number in numbers:
-            self._queries[number].missing.discard(peer)
-            if not self._queries[number].missing:
-                answers.extend(self._answer(number))
-        return tuple(answers)
+    def _pass_on(
+        self, asker: str, question: Question, asked: set[str], answering: set[str], now_s: float
+    ) -> tuple[Outgoing, ...]:
+        number = self._questions.ask(asker, question, answering, now_s + STATE_TIMEOUT_S)
+        passed_on = attrs.evolve(question, query=number)
+        return tuple((peer, passed_on) for peer in sorted(asked)) or self._answers(self._questions.answered())
 
-    def _answer(self, number: int) -> tuple[Outgoing, ...]:
-        query = self._queries.pop(number)
-        silent = tuple(sorted(query.missing | set(self._stalled)))
-        reports = (*query.reports, self._own_report(number))
-        return ((query.asker, EngineState(query=query.asker_query, reports=reports, silent=silent)),)
+    def _answers(self, gathered: Iterable[Gathered[Question, Answer]]) -> tuple[Outgoing, ...]:
+        return tuple((each.asker, self._answer(each)) for each in gathered)
+
+    def _answer(self, gathered: Gathered[Question, Answer]) -> EngineState | RequestsAborted | RequestFound:
+        match gathered.question:
+            case StateQuery(query=query):
+                reports = (report for report in gathered.answers if isinstance(report, StateReport))
+                silent = tuple(sorted({*gathered.missing, *self._stalled}))
+                return EngineState(query=query, reports=(*reports, self._own_report(gathered.number)), silent=silent)
+            case AbortByName(query=query):
+                counts = (said.count for said in gathered.answers if isinstance(said, RequestsAborted))
+                return RequestsAborted(query=query, count=sum(counts))
+            case FindRequest(query=query):
+                fates = (said.fate for said in gathered.answers if isinstance(said, RequestFound))
+                return RequestFound(query=query, fate=_last_word(fates))
+            case _:
+                assert_never(gathered.question)
 
     def _own_report(self, query: int) -> StateReport:
         return StateReport(
@@ -287,14 +283,13 @@ class Supervision:
 
     def _forget_api(self, peer: str) -> tuple[Outgoing, ...]:
         self._apis.pop(peer, None)
-        self._queries = {number: query for number, query in self._queries.items() if query.asker != peer}
-        return (*self._aborts.forget(peer), *self._no_longer_missing(list(self._queries), peer))
+        return self._answers(self._questions.forget(peer))
 
     def _forget_engine(self) -> tuple[Outgoing, ...]:
         """The dead give no report; who asked for it hears so at once, since `silent` names those that are still missing."""
-        waiting = [number for number, query in self._queries.items() if query.missing & set(self._engine)]
+        waiting = self._questions.give_up(self._engine)
         self._engine, self._expected, self._stalled = (), set(), ()
-        return tuple(outgoing for number in waiting for outgoing in self._answer(number))
+        return self._answers(waiting)
 
     def _move(self, phase: EnginePhase, detail: str) -> tuple[Outgoing, ...]:
         self._phase, self._detail = phase, printable(detail)
@@ -311,3 +306,9 @@ class Supervision:
             limits=self._limits if is_ready else None,
             stalled=self._stalled,
         )
+
+
+def _last_word(fates: Iterable[RequestFate | None]) -> RequestFate | None:
+    """What became of a request: that it is open, if anybody says so, else what the first one knows."""
+    known = [fate for fate in fates if fate is not None]
+    return next((fate for fate in known if fate.is_open), known[0] if known else None)
