@@ -35,8 +35,8 @@ def rows(code: str, column: bytes) -> int:
     return len(column) // _ITEM_BYTES[code]
 
 
-def column(code: str, table: str, *, default: Any = attrs.NOTHING) -> Any:
-    """A field that is a `packed` column, with as many rows as the others of its class that name the same `table`.
+def column(code: str, table: str = "", *, default: Any = attrs.NOTHING) -> Any:
+    """A field that is a `packed` column, with as many rows as the others of its class that name the same `table`, if any.
 
     The class has to call `check_columns` when a value of it is made.
     """
@@ -51,7 +51,7 @@ def check_columns(message: Any) -> None:
         if type(value) is not bytes or len(value) % size:
             raise ValueError(f"{name}: not a packed column of {size}-byte items")
         length = len(value) // size
-        if lengths.setdefault(table, length) != length:
+        if table and lengths.setdefault(table, length) != length:
             raise ValueError(f"{name}: a column of {length} rows among columns of unequal length, {lengths[table]} rows")
 
 

@@ -28,12 +28,9 @@ class RequestTimes:
     choices: int
     max_tokens: int | None
     first_token_s: float | None = None
+    last_token_s: float = attrs.field(init=False, default=0.0)
     _last_token_s: dict[int, float] = attrs.field(init=False, factory=dict)
     _tokens: dict[int, int] = attrs.field(init=False, factory=dict)
-
-    @property
-    def last_token_s(self) -> float | None:
-        return max(self._last_token_s.values(), default=None)
 
     @property
     def tokens(self) -> int:
@@ -46,6 +43,7 @@ class RequestTimes:
 
     def add(self, choice: int, tokens: int, now_s: float) -> float | None:
         """Time since the choice's last tokens, None at its first."""
+        self.last_token_s = now_s
         before_s, self._last_token_s[choice] = self._last_token_s.get(choice), now_s
         self._tokens[choice] = self._tokens.get(choice, 0) + tokens
         return None if before_s is None else now_s - before_s
@@ -101,11 +99,12 @@ class RequestFigures:
         self._latency.observe(now_s - times.submitted_s)
         self._prompt_tokens.observe(end.usage.prompt_tokens)
         self._output_tokens.observe(end.usage.completion_tokens)
-        self._longest_choice.observe(times.longest_choice_tokens)
+        longest_tokens = times.longest_choice_tokens
+        self._longest_choice.observe(longest_tokens)
         self._choices.observe(times.choices)
         if times.max_tokens is not None:
             self._max_tokens.observe(times.max_tokens)
-        if times.first_token_s is not None and times.last_token_s is not None:
+        if times.first_token_s is not None:
             decode_s = times.last_token_s - times.first_token_s
             self._decode.observe(decode_s)
-            self._mean_gap.observe(decode_s / max(times.longest_choice_tokens - 1, 1))
+            self._mean_gap.observe(decode_s / max(longest_tokens - 1, 1))

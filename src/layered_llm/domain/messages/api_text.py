@@ -140,7 +140,7 @@ class TextEmitted:
     texts: tuple[str, ...]
     token_counts: bytes = column("i", "rows")
     """Tokens behind each row; their ids stand in `token_ids`, row after row. May be 0, and text may be "" beside tokens."""
-    token_ids: bytes = attrs.field(validator=packed("i"))
+    token_ids: bytes = column("i")
     finish_reasons: bytes = column("b", "rows")
     """A FinishReason for each row, RUNNING while the choice goes on."""
     matched_stops: tuple[str | int | None, ...]
@@ -158,12 +158,12 @@ class TextEmitted:
     """Of each of `token_ids`; None where no token's request wants any."""
     logprob_tokens: tuple[bytes, ...] = ()
     """The bytes of each entry's token: parts of UTF-8 characters, where the vocabulary has tokens for those."""
-    text_offsets: bytes = attrs.field(default=b"", validator=packed("i"))
+    text_offsets: bytes = column("i", default=b"")
     """Where the text of each of `token_ids` begins in its choice's, in characters; empty where `logprobs` is None."""
     prompt_logprobs: PromptLogprobs | None = None
     """Of the whole prompt, with the first row of each choice that wants them."""
     prompt_logprob_tokens: tuple[bytes, ...] = ()
-    prompt_text_offsets: bytes = attrs.field(default=b"", validator=packed("i"))
+    prompt_text_offsets: bytes = column("i", default=b"")
     """Of each prompt token that is told, in the text of a choice that begins with the prompt, else 0."""
 
     def __attrs_post_init__(self) -> None:

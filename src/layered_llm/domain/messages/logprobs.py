@@ -34,12 +34,12 @@ NO_ENTRIES: Final = LogprobEntries()
 class LogprobColumns:
     """The entries of several tokens, one token's behind the other's."""
 
-    counts: bytes = attrs.field(validator=packed("i"))
+    counts: bytes = column("i")
     """Entries of each token, 0 where none are wanted of it."""
     token_ids: bytes = column("i", "entries")
     logprobs: bytes = column("f", "entries")
     """fp32; may be minus infinity, and is never NaN."""
-    ranks: bytes = attrs.field(default=b"", validator=packed("i"))
+    ranks: bytes = column("i", default=b"")
     """Of each token, as `LogprobEntries.rank`; empty where none is told."""
 
     def __attrs_post_init__(self) -> None:

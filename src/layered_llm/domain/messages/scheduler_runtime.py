@@ -45,7 +45,7 @@ class ExecuteStep:
     """
 
     step: StepId
-    retired: bytes = attrs.field(validator=packed("i"))
+    retired: bytes = column("i")
     """Slots whose state is dropped."""
     opened: tuple[OpenSlot, ...]
 
@@ -53,7 +53,7 @@ class ExecuteStep:
     page_counts: bytes = column("i", "pages")
     page_offsets: bytes = column("i", "pages")
     """Index in the slot's page table where the new ids go: its length appends, less replaces (a prefix found in the cache)."""
-    page_ids: bytes = attrs.field(validator=packed("i"))
+    page_ids: bytes = column("i")
     """`page_counts[k]` ids for each row k of the page table deltas, row after row."""
 
     slots: bytes = column("i", "rows")
@@ -87,7 +87,7 @@ class StepCompleted:
     """The result of one step."""
 
     step: StepId
-    token_ids: bytes = attrs.field(validator=packed("i"))
+    token_ids: bytes = column("i")
     """One sampled token for each row with `samples` set, in row order, 0 for one that failed."""
     device_us: int
     """Time the step took on the device."""

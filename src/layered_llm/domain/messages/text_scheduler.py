@@ -39,7 +39,7 @@ class TokenSampling:
     biases: bytes = column("f", "biases", default=b"")
     top_n_sigma: float = 0.0
     """0 keeps all."""
-    allowed_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    allowed_ids: bytes = column("i", default=b"")
     """The only tokens that are sampled; none at all: the whole vocabulary."""
     bad_words: tuple[bytes, ...] = ()
     """Packed token ids of each, at least one: the last is not sampled where the output ends with the others."""
@@ -47,7 +47,7 @@ class TokenSampling:
     """The same for the prompt's tokens, told by the rows that compute them while nothing is sampled yet."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told with each sampled token and its log probability; None tells neither."""
-    missing_ranges: bytes = attrs.field(default=b"", validator=packed("i"))
+    missing_ranges: bytes = column("i", default=b"")
     """Ids that the model has logits for and the tokenizer no token: they are never sampled and never told.
 
     Of each range its first id and the one after its last; rising.
