@@ -29,7 +29,6 @@ SEED_LIMIT: Final = 1 << 63
 TOKENS_LIMIT: Final = 1 << 31
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
-_MODEL_DECIDES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _CHECK: Final = "check"
 
@@ -154,10 +153,6 @@ class SamplingParams:
             _check_biases(self.logit_bias)
         _check_together(self)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature is not None and self.temperature < GREEDY_TEMPERATURE
-
 
 _CHECKS: Final = tuple(
     (field.name, field.default, field.metadata[_CHECK]) for field in attrs.fields(SamplingParams) if field.metadata
@@ -189,6 +184,21 @@ def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
 
 
 @attrs.frozen(kw_only=True)
+class DecidedSampling:
+    """What a request leaves open, decided."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int | None
+    """None: nobody limits the output."""
+    min_tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class SamplingDefaults:
     """What a model is sampled with where a request does not say. Raises ParameterError for a value out of range."""
 
@@ -205,17 +215,21 @@ class SamplingDefaults:
         if self.max_tokens == 0:
             raise ParameterError("max_tokens", "max_tokens must be at least 1, got 0: nothing would ever be sampled")
 
-    def applied(self, params: SamplingParams) -> SamplingParams:
-        """`params` with nothing left open but the length of an output that nobody limits."""
-        given: dict[str, Any] = {}
-        for name in _MODEL_DECIDES:
-            if getattr(params, name) is None:
-                given[name] = getattr(self, name)
+    def applied(self, params: SamplingParams) -> DecidedSampling:
+        """What `params` and this model decide together."""
         max_tokens = params.max_tokens
         if max_tokens is None or (self.max_tokens is not None and self.max_tokens < max_tokens):
             max_tokens = self.max_tokens
-        least_tokens = params.min_tokens if max_tokens is None else min(params.min_tokens, max_tokens)
-        return attrs.evolve(params, **given, max_tokens=max_tokens, min_tokens=least_tokens)
+        temperature = self.temperature if params.temperature is None else params.temperature
+        return DecidedSampling(
+            temperature=0.0 if temperature < GREEDY_TEMPERATURE else temperature,
+            top_p=self.top_p if params.top_p is None else params.top_p,
+            top_k=self.top_k if params.top_k is None else params.top_k,
+            min_p=self.min_p if params.min_p is None else params.min_p,
+            repetition_penalty=self.repetition_penalty if params.repetition_penalty is None else params.repetition_penalty,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens if max_tokens is None else min(params.min_tokens, max_tokens),
+        )
 
 
 NO_DEFAULTS: Final = SamplingDefaults()

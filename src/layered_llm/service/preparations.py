@@ -66,17 +66,14 @@ class Preparations:
         """
         if not self._is_wanted(work.request):
             return 0
-        cost_chars = _SHORT_WORK_CHARS + work.cost_chars
-        if (
-            work.conversation is not None
-            or cost_chars + spent_chars > _SHORT_WORK_CHARS + LONG_WORK_CHARS
-            or self._short.has_waiting
-        ):
-            place = self._place(work)  # here, so that what comes first is first among its tenant's
-            self._nursery.start_soon(self._work_aside, work, place)
-            return 0
-        self._done(work.request, work.run())
-        return cost_chars
+        if work.conversation is None:
+            cost_chars = _SHORT_WORK_CHARS + work.cost_chars
+            if cost_chars + spent_chars <= _SHORT_WORK_CHARS + LONG_WORK_CHARS and not self._short.has_waiting:
+                self._done(work.request, work.run())
+                return cost_chars
+        place = self._place(work)  # here, so that what comes first is first among its tenant's
+        self._nursery.start_soon(self._work_aside, work, place)
+        return 0
 
     def leave(self, request: RequestId) -> None:
         """Nobody waits for it any more: it gives up its turn, or its place when what runs in a thread is done."""

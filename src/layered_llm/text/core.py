@@ -84,12 +84,20 @@ class TextCore:
         Raises InvariantViolated for an id that is open.
         """
         self._open(message.request)
-        return Preparation(message=message, reader=PromptReader(message.request, *self._fixed), token_ids=self._token_ids)
+        reader = PromptReader(message.request, *self._fixed)
+        return Preparation(
+            request=message.request,
+            tenant=message.placement.tenant,
+            conversation=reader.conversation(message.prompt),
+            message=message,
+            reader=reader,
+            token_ids=self._token_ids,
+        )
 
     def ask(self, question: TextQuestion) -> Answering:
         """The same for a question, which `prepared` ends."""
         self._open(question.request)
-        return Answering(question=question, reader=PromptReader(question.request, *self._fixed))
+        return Answering.of(question, PromptReader(question.request, *self._fixed))
 
     def is_wanted(self, request: RequestId) -> bool:
         """Whether somebody still waits for what the work for `request` comes to."""

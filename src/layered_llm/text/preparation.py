@@ -7,7 +7,7 @@ Invariant: `Preparation.run` reads only what never changes, so that it may run i
 
 from array import array
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import attrs
 
@@ -17,7 +17,7 @@ from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, Submit
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
-from layered_llm.domain.sampling import SamplingParams
+from layered_llm.domain.sampling import DecidedSampling, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.prompt_tokens import PromptReader, prompt_param
@@ -34,8 +34,6 @@ _CHOICE_COST_CHARS: Final = 8
 _ECHO_COST_CHARS: Final = 4
 _OFFSET_COST_CHARS: Final = 8
 """Of a token; a text has some four characters of each."""
-
-ValueT = TypeVar("ValueT")
 
 
 @attrs.frozen(kw_only=True)
@@ -66,26 +64,17 @@ class Prepared:
 class Preparation:
     """The work that a Submit asks for before anything is decided about it."""
 
+    request: RequestId
+    tenant: str
+    conversation: Prompt | None
+    """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
     _message: Submit
     _reader: PromptReader
     _token_ids: TokenIds
 
-    @property
-    def request(self) -> RequestId:
-        return self._message.request
-
-    @property
-    def tenant(self) -> str:
-        return self._message.placement.tenant
-
-    @property
-    def conversation(self) -> Prompt | None:
-        """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
-        return self._message.prompt if self._reader.has_to_render(self._message.prompt) else None
-
     def with_rendered(self, rendered: str | TemplateFailed) -> "Preparation":
         """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, reader=self._reader.with_rendered(rendered))
+        return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
 
     @property
     def cost_chars(self) -> int:
@@ -98,25 +87,29 @@ class Preparation:
             + len(params.allowed_token_ids or ())
             + _CHOICE_COST_CHARS * (params.n - 1)
         )
+        return self._reader.chars(self._message.prompt) + parameters + (self._echo_cost_chars() if params.echo else 0)
+
+    def _echo_cost_chars(self) -> int:
         prompt = self._message.prompt
-        echoed_tokens = rows("i", prompt.token_ids or b"") if params.echo else 0
-        places = echoed_tokens + len(prompt.text or "") // 4 if self._tells_offsets else 0
-        told = _ECHO_COST_CHARS * echoed_tokens + _OFFSET_COST_CHARS * places
-        return self._reader.chars(prompt) + parameters + told
+        echoed_tokens = rows("i", prompt.token_ids or b"")
+        places = echoed_tokens + len(prompt.text or "") // 4 if self._has_echo_offsets() else 0
+        return _ECHO_COST_CHARS * echoed_tokens + _OFFSET_COST_CHARS * places
 
     def run(self) -> Prepared | Rejected:
         """Pure, thread-safe, and without any effect if its result is dropped."""
-        params = self._reader.files.defaults.applied(self._message.params)
-        least_output = 0 if params.max_tokens == 0 else 1
+        decided = self._reader.files.defaults.applied(self._message.params)
+        least_output = 0 if decided.max_tokens == 0 else 1
         tokens = self._reader.tokens(
-            self._message.prompt, output_tokens=1 if params.max_tokens is None else params.max_tokens, least_output=least_output
+            self._message.prompt,
+            output_tokens=1 if decided.max_tokens is None else decided.max_tokens,
+            least_output=least_output,
         )
         if isinstance(tokens, Rejected):
             return tokens
         refused = self._judge(tokens)
         if refused is None and len(tokens) + least_output > self._reader.limits.context_tokens:
             refused = self._reader.too_long(self._message.prompt, str(len(tokens)), least_output)
-        return refused or self._judge_params(len(tokens)) or self._prepared(tokens, params)
+        return refused or self._judge_params(len(tokens)) or self._prepared(tokens, decided)
 
     def _judge(self, tokens: "array[int]") -> Rejected | None:
         fault = self._token_ids.fault(tokens)
@@ -163,9 +156,9 @@ class Preparation:
         fault = self._token_ids.fault(token_ids)
         return None if fault is None else self._reader.reject(RejectReason.INVALID_PARAMETER, f"{param} holds {fault}.", param)
 
-    def _prepared(self, tokens: "array[int]", params: SamplingParams) -> Prepared | Rejected:
-        room = self._reader.limits.context_tokens - len(tokens)
-        max_tokens = room if params.max_tokens is None else max(min(params.max_tokens, room), 1)
+    def _prepared(self, tokens: "array[int]", decided: DecidedSampling) -> Prepared | Rejected:
+        params, room = self._message.params, self._reader.limits.context_tokens - len(tokens)
+        max_tokens = room if decided.max_tokens is None else max(min(decided.max_tokens, room), 1)
         end_tokens = EndTokens(ids=frozenset(), named=frozenset()) if params.max_tokens == 0 else self._end_tokens()
         bad_words = self._bad_words() if params.bad_words else ()
         if isinstance(bad_words, Rejected):
@@ -177,14 +170,14 @@ class Preparation:
             max_tokens=max_tokens,
             placement=self._message.placement,
             sampling=self._token_sampling(
-                params, min_tokens=min(params.min_tokens, max_tokens), end_ids=end_tokens.ids, bad_words=bad_words
+                decided, min_tokens=min(decided.min_tokens, max_tokens), end_ids=end_tokens.ids, bad_words=bad_words
             ),
             reads_cache=params.prompt_logprobs is None,
         )
         echo, offsets = "", b""
         if params.echo:
             echo = self._echo(tokens)
-            if self._tells_offsets:
+            if self._has_echo_offsets():
                 offsets = pack_i32(offsets_of_text(self._reader.files.tokenizer, tokens, echo))
         return Prepared(
             admit=admit,
@@ -225,10 +218,8 @@ class Preparation:
             return prompt.text
         return self._reader.files.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    @property
-    def _tells_offsets(self) -> bool:
-        params = self._message.params
-        return params.echo and params.prompt_logprobs is not None and self._message.prompt.chat is None
+    def _has_echo_offsets(self) -> bool:
+        return self._message.params.prompt_logprobs is not None and self._message.prompt.chat is None
 
     def _end_tokens(self) -> EndTokens:
         params = self._message.params
@@ -236,18 +227,21 @@ class Preparation:
         return EndTokens(ids=ending.union(params.stop_token_ids), named=frozenset(params.stop_token_ids) - ending)
 
     def _token_sampling(
-        self, params: SamplingParams, *, min_tokens: int, end_ids: frozenset[int], bad_words: tuple[bytes, ...]
+        self, decided: DecidedSampling, *, min_tokens: int, end_ids: frozenset[int], bad_words: tuple[bytes, ...]
     ) -> TokenSampling:
+        params = self._message.params
         biases = dict(params.logit_bias)
+        if params.seed is None:
+            raise InvariantViolated("a Submit carries a seed")
         return TokenSampling(
-            temperature=0.0 if params.is_greedy else _set(params.temperature),
-            top_p=_set(params.top_p),
-            top_k=_set(params.top_k),
-            seed=_set(params.seed),
+            temperature=decided.temperature,
+            top_p=decided.top_p,
+            top_k=decided.top_k,
+            seed=params.seed,
             min_tokens=min_tokens,
             end_ids=tuple(sorted(end_ids)),
-            min_p=_set(params.min_p),
-            repetition_penalty=_set(params.repetition_penalty),
+            min_p=decided.min_p,
+            repetition_penalty=decided.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             biased_ids=pack_i32(biases),
@@ -259,10 +253,3 @@ class Preparation:
             logprobs=params.logprobs,
             missing_ranges=self._token_ids.missing_ranges,
         )
-
-
-def _set(value: ValueT | None) -> ValueT:
-    """What a Submit or the model's defaults have decided."""
-    if value is None:
-        raise InvariantViolated("a parameter is left open behind the model's defaults")
-    return value

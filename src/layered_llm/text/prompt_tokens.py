@@ -36,13 +36,9 @@ class PromptReader:
     _rendered: str | TemplateFailed | None = None
     """What the template makes of a conversation, where it was rendered elsewhere."""
 
-    def has_to_render(self, prompt: Prompt) -> bool:
-        """Whether the prompt's text is what a template makes of it, and none has yet."""
-        return self._rendered is None and prompt.chat is not None and self.files.template is not None
-
-    def with_rendered(self, rendered: str | TemplateFailed) -> "PromptReader":
-        """The same, when the template has rendered the conversation."""
-        return attrs.evolve(self, rendered=rendered)
+    def conversation(self, prompt: Prompt) -> Prompt | None:
+        """The prompt, where its text is what a template makes of it."""
+        return prompt if prompt.chat is not None and self.files.template is not None else None
 
     def chars(self, prompt: Prompt) -> int:
         """What the work for a prompt is in proportion to: where it was rendered, to the text; nothing is done without one."""
@@ -66,8 +62,10 @@ class PromptReader:
         With `most_tokens` it may have so many, whatever the context. `output_tokens` is the room to leave for the output where
         a prompt may have what is left of the context, `least_output` the room that any prompt has to leave.
         """
-        worth_tokenizing = self._worth_tokenizing(prompt) - least_output if most_tokens is None else most_tokens
-        ids = self._all_tokens(prompt, worth_tokenizing, least_output)
+        if most_tokens is None:
+            contexts = 1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT
+            most_tokens = contexts * self.limits.context_tokens - least_output
+        ids = self._all_tokens(prompt, most_tokens, least_output)
         if isinstance(ids, Rejected) or prompt.keep_last_tokens is None:
             return ids
         room = max(1, self.limits.context_tokens - output_tokens)
@@ -97,9 +95,6 @@ class PromptReader:
             f"tokens{room}."
         )
         return self.reject(RejectReason.CONTEXT_LENGTH_EXCEEDED, message, prompt_param(prompt))
-
-    def _worth_tokenizing(self, prompt: Prompt) -> int:
-        return self.limits.context_tokens * (1 if prompt.keep_last_tokens is None else _MOST_CONTEXTS_CUT)
 
     def _all_tokens(self, prompt: Prompt, most_tokens: int, least_output: int) -> "array[int] | Rejected":
         if prompt.token_ids is not None:

@@ -42,32 +42,25 @@ _TOLD_CHARS_PER_CHAR: Final = 64
 class Answering:
     """The work that a question asks for."""
 
+    request: RequestId
+    tenant: str
+    conversation: Prompt | None
+    """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
     _question: TextQuestion
     _reader: PromptReader
 
-    @property
-    def request(self) -> RequestId:
-        return self._question.request
-
-    @property
-    def tenant(self) -> str:
-        return self._question.tenant
-
-    @property
-    def conversation(self) -> Prompt | None:
-        """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
-        match self._question:
-            case Tokenize(prompt=prompt):
-                is_due = self._reader.has_to_render(prompt) and self._reader.chars(prompt) <= MAX_ASKED_CHARS
-                return prompt if is_due else None
-            case Detokenize() | DescribeTokenizer():
-                return None
-            case _:
-                assert_never(self._question)
+    @classmethod
+    def of(cls, question: TextQuestion, reader: PromptReader) -> "Answering":
+        conversation = None
+        if isinstance(question, Tokenize) and reader.chars(question.prompt) <= MAX_ASKED_CHARS:
+            conversation = reader.conversation(question.prompt)
+        return cls(
+            request=question.request, tenant=question.tenant, conversation=conversation, question=question, reader=reader
+        )
 
     def with_rendered(self, rendered: str | TemplateFailed) -> "Answering":
         """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, reader=self._reader.with_rendered(rendered))
+        return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
 
     @property
     def cost_chars(self) -> int:

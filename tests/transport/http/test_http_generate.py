@@ -152,7 +152,7 @@ async def test_mini_sglangs_body_is_sampled_greedily_and_streamed() -> None:
     exchange = await post(application(engine), GENERATE, {"prompt": "x", "max_tokens": 4, "ignore_eos": True})
 
     params = engine.streams[0].params
-    assert (4, True, True) == (params.max_tokens, params.ignore_eos, params.is_greedy)
+    assert (4, True, True) == (params.max_tokens, params.ignore_eos, params.temperature == 0.0)
     assert [told("Hey", [7, 8, 9], STOP), "[DONE]"] == exchange.events()
 
 
