@@ -14,12 +14,12 @@ from benchmarks.beside import EXPLANATION, THIS, Checkout, Pair, add_arguments, 
 from benchmarks.peers.protocol import Setup
 from benchmarks.worker_process import ROOT, Worker, worker
 
+from layered_llm.domain import placement  # a checkout of before has no CacheRoot: only the prefix cache needs one
 from layered_llm.domain.columns import pack_i32, unpack_i8
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import Admit, StepsTaken, TokenSampling
-from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.policy import SchedulingPolicy
@@ -235,7 +235,7 @@ def result_of(step: ExecuteStep, running: int) -> StepCompleted:
 def find_one_edge(page_size: int) -> Callable[[], object]:
     store, pages = store_with_others(page_size)
     keep(store, PROMPT, pages)
-    return lambda: store.find(CacheRoot(), PROMPT)
+    return lambda: store.find(placement.CacheRoot(), PROMPT)
 
 
 def find_many_nodes(page_size: int) -> Callable[[], object]:
@@ -244,17 +244,17 @@ def find_many_nodes(page_size: int) -> Callable[[], object]:
     for end in range(page_size, PROMPT_TOKENS, page_size):
         branch = PROMPT[: 4 * end] + pack_i32([-1] * page_size)
         keep(store, branch, end // page_size + 1)
-    return lambda: store.find(CacheRoot(), PROMPT)
+    return lambda: store.find(placement.CacheRoot(), PROMPT)
 
 
 def find_unknown(page_size: int) -> Callable[[], object]:
     store, _ = store_with_others(page_size)
-    return lambda: store.find(CacheRoot(), PROMPT)
+    return lambda: store.find(placement.CacheRoot(), PROMPT)
 
 
 def keep_prompt(page_size: int) -> Callable[[], object]:
     store, pages = store_with_others(page_size)
-    place, own = store.find(CacheRoot(cache_salt="fresh"), b"").place, store.take(pages)
+    place, own = store.find(placement.CacheRoot(cache_salt="fresh"), b"").place, store.take(pages)
     return lambda: store.keep(place, PROMPT, own)
 
 
@@ -288,7 +288,7 @@ def store_with_others(page_size: int) -> tuple[PageStore, int]:
 def keep(store: PageStore, token_ids: bytes, pages: int) -> None:
     """Adds a prompt that nobody holds."""
     own = store.take(pages)
-    prefix = store.keep(store.find(CacheRoot(), b"").place, token_ids, own)
+    prefix = store.keep(store.find(placement.CacheRoot(), b"").place, token_ids, own)
     store.give_back([page for page, kept in zip(own, prefix.pages, strict=True) if page != kept], NO_STEP)
     store.let_go(prefix.place, pages, NO_STEP)
 
