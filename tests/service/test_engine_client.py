@@ -1,5 +1,6 @@
 import contextlib
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -146,11 +147,23 @@ async def test_a_process_holds_a_limited_number_of_requests() -> None:
         opened(client, owner)
 
 
-async def test_no_request_is_taken_before_the_engine_is_ready() -> None:
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [
+        (EnginePhase.STARTING, RejectReason.NOT_READY),
+        (EnginePhase.RESTARTING, RejectReason.NOT_READY),
+        (EnginePhase.FAILED, RejectReason.NOT_READY),
+        (EnginePhase.STOPPING, RejectReason.SHUTTING_DOWN),
+    ],
+)
+async def test_no_request_is_taken_unless_the_engine_is_ready(phase: EnginePhase, reason: RejectReason) -> None:
     client = ready_client(connection())
-    client.on_status(RESTARTING, ())
+    client.on_status(attrs.evolve(RESTARTING, phase=phase, detail="it died"), ())
 
-    assert RejectReason.SHUTTING_DOWN is refusal(client)
+    with contextlib.ExitStack() as owner:
+        rejected = client.open(owner, PROMPT, SamplingParams())
+    assert isinstance(rejected, Rejected)
+    assert (reason, f"The engine is {phase.value}: it died") == (rejected.reason, rejected.message)
 
 
 async def test_a_rejected_request_gives_its_abort_slot_back() -> None:

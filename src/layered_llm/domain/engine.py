@@ -130,5 +130,5 @@ class Engine(Protocol):
 
         With `flush_cache` the pages that only the prefix cache holds are let go of first.
 
-        Bounded in time: a process that does not answer is named in `silent`. Raises EngineLost when nobody can be asked.
+        Bounded in time: a process that does not answer is named in `silent`; with no supervisor only this process reports.
         """

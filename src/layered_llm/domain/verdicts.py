@@ -25,6 +25,8 @@ class RejectReason(enum.IntEnum):
     SHUTTING_DOWN = 18
     SERVER_FULL = 19
     """Too many streams of all tenants together."""
+    NOT_READY = 20
+    """The engine starts, or starts again after a fault."""
 
     @property
     def is_retryable(self) -> bool:

@@ -153,7 +153,7 @@ class EngineClient:
         request = compose_request_id(self._api, self._next_request)
         self._next_request += 1
         if not self._texts:
-            return Rejected(request=request, reason=RejectReason.SHUTTING_DOWN, message=f"the engine is {self._status.detail}")
+            return self._not_ready(request)
         connection = min(self._texts, key=attrgetter("open_requests"))
         if len(self._requests) >= self._max_open_requests or not connection.outbox.reserve(SLOTS_OF_A_REQUEST):
             return Rejected(
@@ -166,6 +166,11 @@ class EngineClient:
         )
         owner.callback(stream.close, AbortReason.CLIENT_GONE)
         return stream
+
+    def _not_ready(self, request: RequestId) -> Rejected:
+        phase = self._status.phase
+        reason = RejectReason.SHUTTING_DOWN if phase is EnginePhase.STOPPING else RejectReason.NOT_READY
+        return Rejected(request=request, reason=reason, message=f"The engine is {phase.value}: {self._status.detail}")
 
     def close_all(self, reason: AbortReason) -> None:
         """Leaves every open request; their readers hear that the engine is lost to them."""

@@ -39,7 +39,7 @@ async def read_stream(stream: EngineStream | Rejected, refused: RejectReason | N
     """Reads a request to its end."""
     verdict = stream if isinstance(stream, Rejected) else await stream.verdict()
     reason = verdict.reason if isinstance(verdict, Rejected) else None
-    if reason is RejectReason.SHUTTING_DOWN:
+    if reason in (RejectReason.SHUTTING_DOWN, RejectReason.NOT_READY):
         return
     if reason is not refused:
         raise PromiseBroken(f"the verdict is {verdict}")

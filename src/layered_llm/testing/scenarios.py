@@ -68,13 +68,13 @@ def asking(prompt: str) -> TargetScenario:
 
 
 async def _answered(engine: Engine, question: Callable[[RequestId], TextQuestion]) -> TextAnswer | None:
-    """None when the engine stops."""
+    """None when the engine stops or starts again."""
     with contextlib.ExitStack() as owner:
         asked = engine.ask(owner, question)
         answer = asked if isinstance(asked, Rejected) else await asked.answer()
     if not isinstance(answer, Rejected):
         return answer
-    if answer.reason is not RejectReason.SHUTTING_DOWN:
+    if answer.reason not in (RejectReason.SHUTTING_DOWN, RejectReason.NOT_READY):
         raise PromiseBroken(f"the answer is {answer}")
     return None
 

@@ -53,6 +53,7 @@ def refusal_sentence(refused: Refused) -> str:
             | RejectReason.EMPTY_PROMPT
             | RejectReason.TOKEN_OUT_OF_VOCABULARY
             | RejectReason.INVALID_PARAMETER
+            | RejectReason.NOT_READY
         ):
             return f"The scheduler does not take the request: {refused.reason.name}, limit {limit}, actual {actual}."
         case _:

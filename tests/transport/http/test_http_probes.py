@@ -1,7 +1,6 @@
 import attrs
 import pytest
 
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.supervision import AbortTally, EnginePhase, EngineState, Role, StateReport
 from layered_llm.domain.metrics import ABORTS_EMITTED, Measured, Metric
 from support.exposition import read_exposition
@@ -114,13 +113,7 @@ async def test_violations_are_named_with_their_process() -> None:
     assert body["violations"] == ["text 1: bad"]
 
 
-async def test_debug_state_of_a_lost_engine_is_a_503() -> None:
-    exchange = await get(application(FakeEngine(reported=EngineLost())), "/debug/state")
-
-    assert exchange.status == 503
-
-
-async def metrics_lines(reported: EngineState | EngineLost) -> list[str]:
+async def metrics_lines(reported: EngineState) -> list[str]:
     exchange = await get(application(FakeEngine(reported=reported)), "/metrics")
 
     assert exchange.status == 200
@@ -213,7 +206,7 @@ async def test_nothing_is_told_under_vllms_names_unless_asked_for() -> None:
 
 
 async def test_metrics_of_a_lost_engine_say_that_it_is_not_ready() -> None:
-    engine = FakeEngine(current=attrs.evolve(READY, phase=EnginePhase.FAILED, detail="gone"), reported=EngineLost())
+    engine = FakeEngine(current=attrs.evolve(READY, phase=EnginePhase.FAILED, detail="gone"))
 
     exchange = await get(application(engine), "/metrics")
 

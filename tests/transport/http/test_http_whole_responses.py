@@ -115,6 +115,7 @@ async def test_a_completed_request_leaves_no_abort() -> None:
         (RejectReason.TOO_MANY_STREAMS, 429, "too_many_streams"),
         (RejectReason.SERVER_FULL, 429, "server_full"),
         (RejectReason.SHUTTING_DOWN, 503, "shutting_down"),
+        (RejectReason.NOT_READY, 503, "engine_not_ready"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -94,6 +94,6 @@ def _outcome(ended: RequestEnded, reason: FinishReason, params: SamplingParams) 
 def _refused(rejected: Rejected) -> Outcome:
     if rejected.reason in _FULL:
         return ContextFull(rejected.message)
-    if rejected.reason is RejectReason.SHUTTING_DOWN:
+    if rejected.reason in (RejectReason.SHUTTING_DOWN, RejectReason.NOT_READY):
         return Lost(rejected.message)
     return Failed(rejected.message)

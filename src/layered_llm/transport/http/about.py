@@ -7,8 +7,6 @@ The names are vLLM's (`/version`) and SGLang's (the others, which it has under t
 
 from quart import Response
 
-from layered_llm.domain.engine import EngineLost
-from layered_llm.domain.messages.supervision import EngineState
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.debug_state import debug_state
 from layered_llm.transport.http.openai_schema.responses import Json
@@ -51,11 +49,7 @@ async def model_info(context: HttpContext) -> Response:
 async def server_info(context: HttpContext) -> Response:
     """Settings without secrets, limits, and where the scheduler stands; answered whatever the engine does."""
     about = context.settings.about
-    try:
-        state = await context.engine.state()
-    except EngineLost:
-        state = EngineState(query=0, reports=(), silent=())
-    scheduler = debug_state(state)["scheduler"]
+    scheduler = debug_state(await context.engine.state())["scheduler"]
     return json_reply(
         {
             "version": about.version,

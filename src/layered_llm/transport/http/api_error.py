@@ -245,6 +245,14 @@ def rejection(rejected: Rejected, retry_after_s: int) -> ApiError:
             )
         case RejectReason.SHUTTING_DOWN:
             return shutting_down(retry_after_s)
+        case RejectReason.NOT_READY:
+            return ApiError(
+                status=HTTPStatus.SERVICE_UNAVAILABLE,
+                type=UNAVAILABLE,
+                message=rejected.message,
+                code="engine_not_ready",
+                retry_after_s=retry_after_s,
+            )
         case RejectReason.CONTEXT_LENGTH_EXCEEDED | RejectReason.NEVER_FITS:
             return bad_request(rejected.message, param=rejected.param, code="context_length_exceeded")
         case (

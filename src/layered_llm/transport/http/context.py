@@ -105,8 +105,10 @@ class HttpContext:
                 limit = self.answers.account_bytes
                 message = f"The answer was read too slowly: at most {limit} bytes wait for one client."
                 return api_error.too_many_bytes(message, self.settings.retry_after_s)
-            case _:
+            case EngineLost():
                 return self.engine_lost()
+            case _ as unreachable:
+                assert_never(unreachable)
 
     def shutting_down(self) -> ApiError:
         return api_error.shutting_down(self.settings.retry_after_s)

@@ -352,5 +352,7 @@ def _reason_of(why: EngineLost) -> AbortReason:
             return AbortReason.ADMINISTRATIVE
         case BacklogFull():
             return AbortReason.OVER_BUDGET
-        case _:
+        case EngineLost():
             return AbortReason.SERVER_FAILED
+        case _ as unreachable:
+            assert_never(unreachable)

@@ -7,8 +7,7 @@ from http import HTTPStatus
 
 from quart import Response
 
-from layered_llm.domain.engine import EngineLost
-from layered_llm.domain.messages.supervision import EnginePhase, EngineState
+from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.debug_state import debug_state
 from layered_llm.transport.http.metrics import CONTENT_TYPE, render
@@ -33,11 +32,8 @@ async def health(context: HttpContext) -> Response:
 
 
 async def metrics(context: HttpContext) -> Response:
-    """Prometheus text; with a lost engine just the word that it is not ready."""
-    try:
-        state = await context.engine.state()
-    except EngineLost:
-        state = EngineState(query=0, reports=(), silent=())
+    """Prometheus text; with a lost engine what this process counts."""
+    state = await context.engine.state()
     is_ready = context.engine.status().phase is EnginePhase.READY
     settings = context.settings
     model_name = settings.served_model_names[0] if settings.has_vllm_metrics else None
@@ -47,18 +43,11 @@ async def metrics(context: HttpContext) -> Response:
 
 async def flush_cache(context: HttpContext) -> Response:
     """Lets go of every page that only the prefix cache holds; running requests keep theirs."""
-    try:
-        state = await context.engine.state(flush_cache=True)
-    except EngineLost:
-        return error_reply(context.engine_lost())
-    scheduler = debug_state(state)["scheduler"]
+    scheduler = debug_state(await context.engine.state(flush_cache=True))["scheduler"]
     if scheduler is None:
         return error_reply(context.engine_lost())
     return json_reply({name: scheduler[name] for name in ("pages_total", "pages_free", "pages_cached", "pages_used")})
 
 
 async def debug(context: HttpContext) -> Response:
-    try:
-        return json_reply(debug_state(await context.engine.state()))
-    except EngineLost:
-        return error_reply(context.engine_lost())
+    return json_reply(debug_state(await context.engine.state()))
