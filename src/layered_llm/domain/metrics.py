@@ -103,7 +103,7 @@ def counter(metric: Metric | str, help_text: str = "", *, label: str = "", facto
 
 
 def gauge(name: str, metric: str = "", help_text: str = "") -> Any:
-    """A field of the moment, called `name` in a state report; one without `metric` is told there alone."""
+    """A field of the moment, called `name` in a state report; one without `metric` is shown there alone."""
     declared = Metric(metric, "gauge", help_text) if metric else None
     return attrs.field(metadata={_GAUGE: name, _METRIC: declared, _LABEL: ""})
 

@@ -32,7 +32,7 @@ def scheduler_report(
 
 
 def runtime_report(open_slots: int, *, query: int, rank: int, pid: int) -> StateReport:
-    """The runtime has no event loop to be asked: the scheduler says what the last step's result told."""
+    """The runtime has no event loop to be asked: the scheduler says what the last step's result said."""
     return StateReport(
         query=query, role=Role.RUNTIME, index=rank, pid=pid, open_requests=open_slots, maps=(("slots", open_slots),)
     )

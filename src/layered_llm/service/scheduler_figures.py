@@ -60,7 +60,7 @@ class SchedulerFigures:
 
     def planned(self, *, tokens: int, waited_us: tuple[int, ...]) -> None:
         """A step was sent, the first one for requests that waited this long."""
-        if tokens:  # a step without any only tells the runtime which slots are retired
+        if tokens:  # a step without any only retires slots
             self._step_fill.observe(tokens / self._max_step_tokens)
             self._step_tokens.observe(tokens)
         for wait_us in waited_us:

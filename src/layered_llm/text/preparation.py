@@ -43,7 +43,7 @@ class EndTokens:
     ids: frozenset[int]
     """eos ids, none under ignore_eos, and the request's stop token ids."""
     named: frozenset[int]
-    """Those that only the request named: a match with one of them is told to the client."""
+    """Those that only the request named: a match with one of them is shown to the client."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class Prepared:
     echo: str = ""
     """The prompt's text, where each choice begins with it."""
     echo_offsets: bytes = b""
-    """Where each of the prompt's tokens begins in it, packed, where they are told with log probabilities."""
+    """Where each of the prompt's tokens begins in it, packed, where log probabilities show them."""
 
 
 @attrs.frozen(kw_only=True)

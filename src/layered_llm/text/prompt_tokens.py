@@ -115,7 +115,7 @@ class PromptReader:
 
 
 def prompt_param(prompt: Prompt) -> str:
-    """The field that a prompt stands in."""
+    """The field that holds a prompt."""
     return "prompt" if prompt.chat is None else "messages"
 
 

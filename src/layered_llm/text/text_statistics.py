@@ -1,4 +1,4 @@
-"""Figures of the text core: what it counted since its start, and where it stands.
+"""Figures of the text core: what it counted since its start, and its state at one moment.
 
 Must not know: scraping.
 """

@@ -7,7 +7,7 @@ counters and for histogram buckets, and each gauge comes from one process alone.
 line, and its samples stand together, buckets by rising bound.
 
 A sum without the part of a process that did not answer would look as if the counter had begun again, and the next one as if all
-of it had happened in between: then no sums are told at all, and whoever reads them sees a gap.
+of it had happened in between: then no sums are shown at all, and whoever reads them sees a gap.
 """
 
 from collections.abc import Mapping

@@ -23,7 +23,7 @@ _CACHE_FACTS: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "prefix_caching",
     "gpu_memory_utilization": "memory_ratio",
 }
-"""vLLM's names of what it tells of the cache, and our settings."""
+"""vLLM's names of what it says of the cache, and our settings."""
 
 
 _NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -89,13 +89,13 @@ def _gauges(gauges: Mapping[str, int], settings: Mapping[str, Any], labels: str)
     used = gauges["pages_used"] / gauges["pages_total"]
     facts = {name: settings[ours] for name, ours in _CACHE_FACTS.items() if settings.get(ours) is not None}
     facts |= {"num_gpu_blocks": gauges["pages_total"]}
-    told = ",".join((labels, *(f'{name}="{escaped(str(value))}"' for name, value in facts.items())))
+    cache_labels = ",".join((labels, *(f'{name}="{escaped(str(value))}"' for name, value in facts.items())))
     for name, value, text, own in (
         ("num_requests_running", gauges["running"], "Choices that run.", labels),
         ("num_requests_waiting", gauges["waiting"], "Choices that wait.", labels),
         ("kv_cache_usage_perc", used, "Part of the KV cache that is in use; 1 is all of it.", labels),
         ("gpu_cache_usage_perc", used, "The same, by its old name.", labels),
-        ("cache_config_info", 1, "The KV cache as it is.", told),
+        ("cache_config_info", 1, "The KV cache as it is.", cache_labels),
     ):
         yield Measured(Metric(name, "gauge", text), ((f"{{{own}}}", float(value)),))
 
@@ -111,7 +111,7 @@ def _relabelled(samples: Samples, labels: str) -> Samples:
 
 
 def _theirs(own: str) -> str:
-    """Our labels behind the opening brace, as vLLM has them, without the closing one."""
+    """Our labels after the opening brace, as vLLM has them, without the closing one."""
     label, _, value = own.removesuffix("}").partition("=")
     if label != "reason":
         return own.removesuffix("}")
