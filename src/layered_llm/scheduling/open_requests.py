@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 import attrs
 
+from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.text_scheduler import Admit
-from layered_llm.scheduling.sequences import Request, Sequence, TextWorker, open_request
+from layered_llm.scheduling.sequences import Request, Sequence, TextWorker
 from layered_llm.scheduling.tenants import Tenants
 
 
@@ -45,13 +46,29 @@ class OpenRequests:
 
     def add(self, admit: Admit, worker: TextWorker, *, now_us: int, least_served: int) -> Request:
         """The record of a request that is taken; `least_served` as in `Tenants`."""
-        request = open_request(
-            admit,
-            worker,
-            self.tenants.open_request(admit.placement.tenant, least_served=least_served),
-            first_arrival=self._next_arrival,
-            page_size_tokens=self._page_size_tokens,
-            now_us=now_us,
+        prompt, end_ids = unpack_i32(admit.prompt_ids), frozenset(admit.sampling.end_ids)
+        tenant = self.tenants.open_request(admit.placement.tenant, least_served=least_served)
+        sequences = [
+            Sequence(
+                admit=admit,
+                request=admit.request,
+                choice=choice,
+                worker=worker,
+                tenant=tenant,
+                arrival=self._next_arrival + choice,
+                prompt_tokens=len(prompt),
+                plan_limit_tokens=len(prompt) + admit.max_tokens - 1,
+                end_ids=end_ids,
+                tokens=prompt[:],
+            )
+            for choice in range(admit.choices)
+        ]
+        request = Request(
+            worker=worker,
+            sequences=tuple(sequences),
+            sharable_pages=(len(prompt) - 1) // self._page_size_tokens,
+            queued_us=now_us,
+            open_choices=admit.choices,
         )
         self._next_arrival += admit.choices
         self._requests[admit.request] = request

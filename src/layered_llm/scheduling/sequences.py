@@ -13,7 +13,6 @@ from collections import deque
 
 import attrs
 
-from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns
@@ -140,33 +139,3 @@ class Request:
         """A choice computes pages that the others will find, if they wait for it."""
         leader = self.leader
         return leader is not None and leader.slot is not None and leader.shared_pages < self.sharable_pages
-
-
-def open_request(
-    admit: Admit, worker: TextWorker, tenant: Tenant, *, first_arrival: int, page_size_tokens: int, now_us: int
-) -> Request:
-    """The record of a request that is taken; its choices come one after another."""
-    prompt = unpack_i32(admit.prompt_ids)
-    end_ids = frozenset(admit.sampling.end_ids)
-    sequences = (
-        Sequence(
-            admit=admit,
-            request=admit.request,
-            choice=choice,
-            worker=worker,
-            tenant=tenant,
-            arrival=first_arrival + choice,
-            prompt_tokens=len(prompt),
-            plan_limit_tokens=len(prompt) + admit.max_tokens - 1,
-            end_ids=end_ids,
-            tokens=prompt[:],
-        )
-        for choice in range(admit.choices)
-    )
-    return Request(
-        worker=worker,
-        sequences=tuple(sequences),
-        sharable_pages=(len(prompt) - 1) // page_size_tokens,
-        queued_us=now_us,
-        open_choices=admit.choices,
-    )
