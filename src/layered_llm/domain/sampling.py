@@ -45,7 +45,7 @@ def _check_texts(param: str, values: object, *, most: int, one: str, most_chars:
 
 def _check_ids(param: str, values: object, *, most: int) -> None:
     for token in _checked_sequence(param, values, most):
-        _check_int(param, token, low=0, high=TOKENS_LIMIT - 1)
+        _check_number(param, token, low=0, high=TOKENS_LIMIT - 1)
 
 
 def _check_flag(param: str, value: object) -> None:
@@ -61,22 +61,29 @@ def _checked_sequence(param: str, values: object, most: int) -> Sequence[object]
     return values
 
 
-def _check_int(param: str, value: object, *, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(param, f"{param} must be an integer, got {shown(value)}")
+def _check_number(param: str, value: object, *, low: float, high: float) -> None:
+    """Where the limits are integers the value has to be one."""
+    kind, kinds = ("an integer", int) if isinstance(low, int) else ("a number", (int, float))
+    if isinstance(value, bool) or not isinstance(value, kinds) or value != value:  # noqa: PLR0124 - NaN
+        raise ParameterError(param, f"{param} must be {kind}, got {shown(value)}")
     if not low <= value <= high:
-        raise ParameterError(param, f"{param} must be between {low} and {high}, got {shown(value)}")
+        raise ParameterError(param, f"{param} must be between {shown(low)} and {shown(high)}, got {shown(value)}")
 
 
-def _check_float(param: str, value: object, *, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124 - NaN
-        raise ParameterError(param, f"{param} must be a number, got {shown(value)}")
-    if not low <= value <= high:
-        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {shown(value)}")
+def _check_biases(param: str, biases: tuple[tuple[object, object], ...]) -> None:
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise ParameterError(param, f"{param} names {len(biases)} tokens, at most {MAX_BIASED_TOKENS} are allowed")
+    for token, bias in biases:
+        _check_number(param, token, low=0, high=TOKENS_LIMIT - 1)
+        _check_number(param, bias, low=-MAX_BIAS, high=MAX_BIAS)
+    if len({token for token, _ in biases}) < len(biases):
+        raise ParameterError(param, f"{param} names a token twice")
 
 
-def _field(default: object, check: Callable[..., None], **limits: object) -> Any:
-    return attrs.field(default=default, metadata={_CHECK: partial(check, **limits)})
+def _field(
+    default: object, check: Callable[..., None], *, converter: Callable[[Any], Any] | None = None, **limits: object
+) -> Any:
+    return attrs.field(default=default, converter=converter, metadata={_CHECK: partial(check, **limits)})
 
 
 def _pairs(biases: LogitBias) -> tuple[tuple[int, float], ...]:
@@ -96,45 +103,45 @@ class SamplingParams:
     and where it has none to 1, 1, 0, 0 and 1. Raises ParameterError, naming the field, for a value out of range.
     """
 
-    max_tokens: int | None = _field(None, _check_int, low=0, high=TOKENS_LIMIT - 1)
+    max_tokens: int | None = _field(None, _check_number, low=0, high=TOKENS_LIMIT - 1)
     """Most tokens of one choice, its eos included; None means the rest of the context. With 0 the prompt alone is computed."""
-    min_tokens: int = _field(0, _check_int, low=0, high=TOKENS_LIMIT - 1)
+    min_tokens: int = _field(0, _check_number, low=0, high=TOKENS_LIMIT - 1)
     """No eos and no stop id is sampled before this many tokens."""
-    n: int = _field(1, _check_int, low=1, high=MAX_CHOICES)
-    temperature: float | None = _field(None, _check_float, low=0.0, high=MAX_TEMPERATURE)
-    top_p: float | None = _field(None, _check_float, low=0.0, high=1.0)
-    top_k: int | None = _field(None, _check_int, low=0, high=TOKENS_LIMIT - 1)
+    n: int = _field(1, _check_number, low=1, high=MAX_CHOICES)
+    temperature: float | None = _field(None, _check_number, low=0.0, high=MAX_TEMPERATURE)
+    top_p: float | None = _field(None, _check_number, low=0.0, high=1.0)
+    top_k: int | None = _field(None, _check_number, low=0, high=TOKENS_LIMIT - 1)
     """0 keeps the whole vocabulary."""
-    min_p: float | None = _field(None, _check_float, low=0.0, high=1.0)
+    min_p: float | None = _field(None, _check_number, low=0.0, high=1.0)
     """Tokens less likely than this share of the likeliest token's probability are not sampled; 0 keeps all."""
-    top_n_sigma: float = _field(0.0, _check_float, low=0.0, high=MAX_SIGMAS)
+    top_n_sigma: float = _field(0.0, _check_number, low=0.0, high=MAX_SIGMAS)
     """Tokens are not sampled whose logit is further below the likeliest one's than so many standard deviations of all logits;
     0 keeps all."""
-    repetition_penalty: float | None = _field(None, _check_float, low=0.0, high=MAX_REPETITION_PENALTY)
+    repetition_penalty: float | None = _field(None, _check_number, low=0.0, high=MAX_REPETITION_PENALTY)
     """Above 1, logits of tokens in the prompt or the output so far are divided by it, or multiplied where negative."""
-    presence_penalty: float = _field(0.0, _check_float, low=-MAX_PENALTY, high=MAX_PENALTY)
+    presence_penalty: float = _field(0.0, _check_number, low=-MAX_PENALTY, high=MAX_PENALTY)
     """Subtracted once from the logits of tokens in the output so far."""
-    frequency_penalty: float = _field(0.0, _check_float, low=-MAX_PENALTY, high=MAX_PENALTY)
+    frequency_penalty: float = _field(0.0, _check_number, low=-MAX_PENALTY, high=MAX_PENALTY)
     """Subtracted from the logits of tokens in the output so far, once for each time that they came."""
-    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs, metadata={_CHECK: _check_biases})
     """(token id, what is added to its logit), each id once; a mapping is taken too."""
     allowed_token_ids: tuple[int, ...] | None = _field(None, _check_ids, most=MAX_ALLOWED_TOKENS)
     """Only these tokens are sampled; None: all of the vocabulary."""
     bad_words: tuple[str, ...] = _field((), _check_texts, most=MAX_BAD_WORDS, one="a bad word", most_chars=MAX_BAD_WORD_CHARS)
     """Texts that no output has as a whole: the last token of each, with and without a space before it, is not sampled where the
     output ends with its others. Where that leaves no token at all, it is sampled all the same."""
-    logprobs: int | None = _field(None, _check_int, low=0, high=MAX_LOGPROBS)
+    logprobs: int | None = _field(None, _check_number, low=0, high=MAX_LOGPROBS)
     """How many of the likeliest tokens are told with each sampled token, besides its own log probability; None tells neither.
 
     Log probabilities are the model's own: before temperature, penalties, biases and masks.
     """
-    prompt_logprobs: int | None = _field(None, _check_int, low=0, high=MAX_LOGPROBS)
+    prompt_logprobs: int | None = _field(None, _check_number, low=0, high=MAX_LOGPROBS)
     """The same for the prompt's tokens, of which the first has nothing that it depends on; the cache is not read then."""
     echo: bool = _field(False, _check_flag)
     """Whether the text of each choice begins with the prompt; of a conversation with its last turn, if the assistant's."""
     tells_prompt_ids: bool = _field(False, _check_flag)
     """Whether the ids of the prompt's tokens are told."""
-    seed: int | None = _field(None, _check_int, low=-SEED_LIMIT, high=SEED_LIMIT - 1)
+    seed: int | None = _field(None, _check_number, low=-SEED_LIMIT, high=SEED_LIMIT - 1)
     """None: whoever opens the request draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = _field(
         (), _check_texts, most=MAX_STOP_STRINGS, one="a stop string", most_chars=MAX_STOP_STRING_CHARS
@@ -149,14 +156,10 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not default:
                 check(name, value)
-        if self.logit_bias:
-            _check_biases(self.logit_bias)
         _check_together(self)
 
 
-_CHECKS: Final = tuple(
-    (field.name, field.default, field.metadata[_CHECK]) for field in attrs.fields(SamplingParams) if field.metadata
-)
+_CHECKS: Final = tuple((field.name, field.default, field.metadata[_CHECK]) for field in attrs.fields(SamplingParams))
 """None is a value of a field whose default it is."""
 
 
@@ -171,16 +174,6 @@ def _check_together(params: SamplingParams) -> None:
         raise ParameterError("repetition_penalty", "repetition_penalty must be greater than 0, got 0")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise ParameterError("allowed_token_ids", "allowed_token_ids must not be empty: no token could be sampled")
-
-
-def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
-    if len(biases) > MAX_BIASED_TOKENS:
-        raise ParameterError("logit_bias", f"logit_bias names {len(biases)} tokens, at most {MAX_BIASED_TOKENS} are allowed")
-    for token, bias in biases:
-        _check_int("logit_bias", token, low=0, high=TOKENS_LIMIT - 1)
-        _check_float("logit_bias", bias, low=-MAX_BIAS, high=MAX_BIAS)
-    if len({token for token, _ in biases}) < len(biases):
-        raise ParameterError("logit_bias", "logit_bias names a token twice")
 
 
 @attrs.frozen(kw_only=True)
