@@ -32,10 +32,9 @@ from layered_llm.domain.messages.supervision import (
 from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient
 from layered_llm.service.process_watch import WaitExit, wait_process_exit
 from layered_llm.service.request_stream import TextConnection
-from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.link_specs import API_TEXT, Links
 from layered_llm.transport.outbox import ENGINE_OUTBOX_MESSAGES, Outbox
-from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, STALL_S, api_peer_name
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, STALL_S, Liveness, api_peer_name
 from layered_llm.transport.ports import MessageLink
 
 LAST_ABORTS_S: Final = 1.0
@@ -116,7 +115,7 @@ class EngineConnection:
     async def _watch_supervisor(self) -> None:
         """One that is stopped or hangs says nothing of it: its silence does."""
         await self._heard.wait()
-        liveness = Liveness(HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=STALL_S), now=trio.current_time())
+        liveness = Liveness(timeout_s=STALL_S, now=trio.current_time())
         while True:
             await trio.sleep(HEARTBEAT_INTERVAL_S)
             liveness.seen(Role.SUPERVISOR, self._heard_s)

@@ -45,10 +45,9 @@ from layered_llm.service.run_directory import RunDirectory
 from layered_llm.service.settings import Settings
 from layered_llm.service.supervision import Outgoing, Supervision
 from layered_llm.transport.addresses import LinkAddresses
-from layered_llm.transport.heartbeat import HeartbeatTiming, Liveness
 from layered_llm.transport.link_specs import API_SUPERVISOR, ENGINE_SUPERVISOR, Links
 from layered_llm.transport.links import ZmqLinks
-from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, SILENCE_S, STALL_S
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, SILENCE_S, STALL_S, Liveness
 from layered_llm.transport.ports import Garbled, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 from layered_llm.transport.zmq_socket import open_context
@@ -186,8 +185,7 @@ class Supervisor:
         await ended.send(await self._launcher.run(role, index, generation=generation, checkpoint=checkpoint))
 
     async def _serve_engine(self, link: EngineLink, ended: trio.MemorySendChannel[str]) -> None:
-        timing = HeartbeatTiming(interval_s=HEARTBEAT_INTERVAL_S, timeout_s=SILENCE_S)
-        liveness = Liveness(timing, now=trio.current_time())
+        liveness = Liveness(timeout_s=SILENCE_S, now=trio.current_time())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_silence, liveness, ended)
             while True:

@@ -1,8 +1,9 @@
-"""What peers call each other on every link, and how long they wait for each other.
+"""What peers call each other on every link, how long they wait for each other, and which have been silent for too long.
 
-Must not know: links, processes, what follows from a silence.
+Must not know: links, processes, clocks (the time comes in as an argument), what follows from a silence.
 
-Names are such as `api-3f2a`, `text-0`, `scheduler-0` and `runtime-0`.
+Names are such as `api-3f2a`, `text-0`, `scheduler-0` and `runtime-0`. ZMQ's own heartbeats are answered by its I/O thread, so
+that a process whose Python hangs looks alive; ours are sent by the tasks that do the work.
 """
 
 import string
@@ -36,3 +37,39 @@ def api_of_peer(peer: str) -> ApiId | None:
     prefix, _, number = peer.partition("-")
     is_ours = prefix == Role.API.value and number and set(number) <= set(string.hexdigits)
     return ApiId(int(number, 16)) if is_ours else None
+
+
+class Liveness:
+    """Which peers have been silent for too long. Its listener calls `silent` about once in every interval.
+
+    A longer gap between two calls means that the listener itself was stopped (SIGSTOP, a suspended machine, a blocked loop)
+    while its peers' heartbeats queued up unread: that time counts against nobody.
+    """
+
+    def __init__(self, *, timeout_s: float, now: float) -> None:
+        """`timeout_s`: how long a peer may say nothing. Raises ValueError for less than two heartbeats."""
+        if timeout_s < 2 * HEARTBEAT_INTERVAL_S:
+            raise ValueError("a peer must be allowed to miss one heartbeat")
+        self._timeout_s = timeout_s
+        self._last_heard: dict[str, float] = {}
+        self._last_checked = now
+
+    def seen(self, peer: str, now: float) -> None:
+        """The peer said something, or is expected to from now on."""
+        self._last_heard[peer] = now
+
+    def silent(self, now: float) -> tuple[str, ...]:
+        """Peers not heard of for longer than the timeout, in the order in which they were first seen."""
+        self._forgive(now)
+        return tuple(peer for peer, heard in self._last_heard.items() if now - heard > self._timeout_s)
+
+    def quiet(self, now: float, longer_than_s: float) -> tuple[str, ...]:
+        """Peers not heard of for longer than this, which is less than the timeout. Ask after `silent`."""
+        return tuple(peer for peer, heard in self._last_heard.items() if now - heard > longer_than_s)
+
+    def _forgive(self, now: float) -> None:
+        stopped_s = now - self._last_checked - 2 * HEARTBEAT_INTERVAL_S
+        self._last_checked = now
+        if stopped_s > 0:
+            for peer, heard in self._last_heard.items():
+                self._last_heard[peer] = min(heard + stopped_s, now)
