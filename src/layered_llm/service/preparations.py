@@ -10,10 +10,10 @@ import attrs
 import trio
 
 from layered_llm.domain.ids import RequestId
-from layered_llm.service.fair_places import FairPlaces, Place
 from layered_llm.service.template_renderer import Renderer
 from layered_llm.text.core import Outcome, Work
 from layered_llm.text.preparation import LONG_WORK_CHARS
+from layered_llm.transport.fair_places import FairPlaces, Place
 
 HUGE_WORK_CHARS: Final = 64_000
 """Some 30 ms of tokenizing, 150 ms of the dearest text. What costs more waits for its like only, and delays nothing shorter."""

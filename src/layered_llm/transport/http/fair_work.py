@@ -7,14 +7,13 @@ not, for up to a tenth of a second). So there is one such thread at a time, and 
 is the event loop's.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import attrs
 import trio
 
-from layered_llm.domain.turns import Turns
+from layered_llm.transport.fair_places import FairPlaces, Place
 
 ResultT = TypeVar("ResultT")
 
@@ -25,24 +24,13 @@ LONGEST_REST_S: Final = 0.25
 class FairWork:
     """Of one process."""
 
-    _turns: Turns[trio.Event] = attrs.field(init=False, factory=Turns)
-    _is_busy: bool = attrs.field(init=False, default=False)
+    _places: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
     _thread: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(1))
     _rested_at_s: float = attrs.field(init=False, default=-float("inf"))
 
-    @contextlib.asynccontextmanager
-    async def turn(self, account: str, cost: int) -> AsyncIterator[None]:
+    def turn(self, account: str, cost: int) -> Place:
         """Inside of it nobody else has a turn; keep it short, and ask again for each portion of what is long."""
-        turn = self._turns.enter(account, cost, trio.Event())
-        self._give_turn()
-        try:
-            if not turn.is_given:
-                await turn.item.wait()
-            yield
-        finally:
-            self._is_busy = self._is_busy and not turn.is_given
-            self._turns.leave(turn)
-            self._give_turn()
+        return self._places.enter(account, cost)
 
     async def in_turn(self, account: str, cost: int, work: Callable[[], ResultT]) -> ResultT:
         """`work()`, some milliseconds of the event loop's time, in a turn that ends after a rest as long.
@@ -68,8 +56,3 @@ class FairWork:
         finally:
             ended_s = trio.current_time()
             self._rested_at_s = ended_s + min(ended_s - began_s, LONGEST_REST_S)
-
-    def _give_turn(self) -> None:
-        if not self._is_busy and (turn := self._turns.next()) is not None:
-            self._is_busy = True
-            turn.item.set()

@@ -1,7 +1,7 @@
 import trio
 from trio.testing import MockClock
 
-from layered_llm.service.fair_places import FairPlaces
+from layered_llm.transport.fair_places import FairPlaces
 
 
 async def test_a_place_that_is_free_is_had_at_once(autojump_clock: MockClock) -> None:
