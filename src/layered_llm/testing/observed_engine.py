@@ -1,10 +1,11 @@
-"""The engine as a scenario sees it, with a record of what the scenario opened, read and left.
+"""The engine as a scenario sees it: what the scenario opened, read and left, and what the engine says of itself at rest.
 
 Must not know: faults, links.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import attrs
 
@@ -13,7 +14,8 @@ from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
-from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
+from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate, Role, is_quiescent
+from layered_llm.domain.metrics import ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST, Metric
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, StreamEvent
@@ -24,6 +26,7 @@ Asked = tuple[Prompt, SamplingParams]
 """A request without its id: the same in each run of a scenario."""
 Tokens = tuple[tuple[int, ...], ...]
 """Of each choice."""
+_COMPARED: Final = (ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST)
 
 
 @attrs.define(eq=False)
@@ -176,3 +179,29 @@ def emissions_waiting(engines: list[ObservedEngine]) -> int:
     """Those that wait in an outbox."""
     connections: set[TextConnection] = {stream.connection for engine in engines for stream in engine.opened}
     return sum(connection.outbox.pending for connection in connections)
+
+
+def broken_promises(state: EngineState) -> Iterator[str]:
+    """What an engine without open requests does not keep of the cancellation contract, one sentence each; none is right."""
+    if state.silent:
+        yield f"no answer from {', '.join(state.silent)}"
+    for report in state.reports:
+        name = f"{report.role.value} {report.index}"
+        yield from (f"{name}: {violation}" for violation in report.violations)
+        if report.open_requests:
+            yield f"C7: {name} holds {report.open_requests} requests"
+        yield from (f"C7: {name}: {size} entries are left in {table}" for table, size in report.maps if size)
+    if not is_quiescent(state):
+        yield f"C7: not quiescent: {_scheduler_gauges(state)}"
+    emitted, handled, late, lost = (_total(state, counter) for counter in _COMPARED)
+    if emitted != handled + late + lost:
+        yield f"C3: {emitted:g} aborts were emitted, {handled:g} handled, {late:g} late, {lost:g} lost"
+
+
+def _total(state: EngineState, counter: Metric) -> float:
+    measured = (each for report in state.reports for each in report.metrics if each.metric == counter)
+    return sum(value for each in measured for _, value in each.samples)
+
+
+def _scheduler_gauges(state: EngineState) -> dict[str, int]:
+    return {name: value for report in state.reports if report.role is Role.SCHEDULER for name, value in report.gauges}

@@ -21,11 +21,17 @@ from layered_llm.domain.messages.supervision import is_quiescent
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
 from layered_llm.service.engine_client import EngineClient
-from layered_llm.testing.contract import broken_promises
 from layered_llm.testing.deterministic import run_deterministic
 from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine
-from layered_llm.testing.observed_engine import Asked, ObservedEngine, Tokens, emissions_owed, emissions_waiting
+from layered_llm.testing.observed_engine import (
+    Asked,
+    ObservedEngine,
+    Tokens,
+    broken_promises,
+    emissions_owed,
+    emissions_waiting,
+)
 from layered_llm.testing.wire_audit import WireAudit
 
 REST_S: Final = 60.0
@@ -229,7 +235,7 @@ async def _unrest(client: EngineClient) -> tuple[str, ...]:
     over_s, look_s = trio.current_time() + REST_S, _FIRST_LOOK_S
     while True:
         state = await client.state()
-        broken = broken_promises(state)
+        broken = tuple(broken_promises(state))
         if not broken or is_quiescent(state) or trio.current_time() > over_s:
             return broken
         await trio.sleep(look_s)
