@@ -54,7 +54,7 @@ SAMPLES: Final[tuple[tuple[str, Tags[Any], object], ...]] = (
     (
         "Submit, 1,000 token ids",
         API_TEXT.from_connected,
-        Submit(request=RequestId(1), prompt=Prompt.of_token_ids(range(1000)), params=SamplingParams(seed=1)),
+        Submit(request=RequestId(1), prompt=Prompt.of_token_ids(range(1000)), params=SamplingParams(), seed=1),
     ),
     (f"ExecuteStep, {ROWS} rows", SCHEDULER_RUNTIME.from_bound, STEP),
     (

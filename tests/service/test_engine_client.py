@@ -342,7 +342,7 @@ async def test_a_seed_is_drawn_for_a_request_that_has_none() -> None:
         opened(client, owner)
         opened(client, owner, seed=3)
 
-    assert [77, 3] == [message.params.seed for message in await emitted(text) if isinstance(message, Submit)]
+    assert [77, 3] == [message.seed for message in await emitted(text) if isinstance(message, Submit)]
 
 
 async def test_the_supervisor_answers_for_everybody() -> None:

@@ -31,7 +31,6 @@ SETTINGS = HttpSettings(
     retry_after_s=5,
     pages=PageRules(allowed_hosts=frozenset({"test", "x"})),
 )
-SEED = 4711
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -55,7 +54,6 @@ def application(
         drain=drain or Drain(2.0),
         wall_clock=lambda: CREATED_S + 0.9,
         new_hex_id=lambda: "feed",
-        draw_seed=lambda: SEED,
         access_log=access_log,
         refusals=refusals,
     )

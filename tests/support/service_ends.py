@@ -35,7 +35,8 @@ def submit(api: ApiId, counter: int, text: str = "hello", **params: object) -> S
     return Submit(
         request=compose_request_id(api, counter),
         prompt=Prompt.of_text(text),
-        params=SamplingParams(**{"seed": 1, "max_tokens": 8, **params}),  # type: ignore[arg-type]  # checked by the class
+        params=SamplingParams(**{"max_tokens": 8, **params}),  # type: ignore[arg-type]  # checked by the class
+        seed=1,
     )
 
 

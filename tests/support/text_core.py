@@ -162,7 +162,7 @@ class CoreBench:
         """Submits a request and leaves it there."""
         self._counter += 1
         request = compose_request_id(api, self._counter)
-        submit = Submit(request=request, prompt=prompt, params=SamplingParams(**{"seed": 1, **params}))
+        submit = Submit(request=request, prompt=prompt, params=SamplingParams(**params), seed=params.get("seed", 1))
         self.views[request] = RequestView([ChoiceView() for _ in range(submit.params.n)])
         return self.core.submit(submit)
 

@@ -76,6 +76,7 @@ prompts = st.one_of(
         keeps_beginning=st.booleans(),
     ),
 )
+seeds = st.integers(-(1 << 63), (1 << 63) - 1)
 sampling_params = st.builds(
     SamplingParams,
     max_tokens=st.one_of(st.none(), st.integers(100, (1 << 31) - 1)),
@@ -96,7 +97,7 @@ sampling_params = st.builds(
     allowed_token_ids=st.none() | st.lists(counts, min_size=1, max_size=3).map(tuple),
     bad_words=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=3),
-    seed=st.integers(-(1 << 63), (1 << 63) - 1),
+    seed=seeds,
     stop=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
     stop_token_ids=st.lists(counts, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
@@ -110,7 +111,7 @@ token_sampling = st.builds(
     temperature=st.floats(0, 2),
     top_p=st.floats(0, 1),
     top_k=counts,
-    seed=st.integers(-(1 << 63), (1 << 63) - 1),
+    seed=seeds,
     min_tokens=counts,
     end_ids=st.lists(counts, max_size=3).map(tuple),
     missing_ranges=column("i"),
@@ -239,7 +240,7 @@ def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
 
 
 MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstance]] = {
-    api_text.Submit: st.builds(api_text.Submit, request=ids, prompt=prompts, params=sampling_params),
+    api_text.Submit: st.builds(api_text.Submit, request=ids, prompt=prompts, params=sampling_params, seed=seeds),
     api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason)),
     api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts, prompt_ids=column("i")),
     api_text.Rejected: st.builds(

@@ -173,7 +173,7 @@ def test_an_id_may_be_submitted_once() -> None:
     bench = CoreBench.of()
     for request in (bench.begin(PROMPT).request, bench.admit()):
         with pytest.raises(InvariantViolated):
-            bench.core.submit(Submit(request=request, prompt=PROMPT, params=SamplingParams(seed=1)))
+            bench.core.submit(Submit(request=request, prompt=PROMPT, params=SamplingParams(), seed=1))
 
 
 def in_every_phase(bench: CoreBench) -> dict[str, RequestId]:

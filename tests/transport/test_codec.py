@@ -165,7 +165,7 @@ def test_columns_of_unequal_length_are_a_wire_error() -> None:
 
 def test_parameter_out_of_range_is_a_wire_error() -> None:
     end = loopback(API_TEXT.from_connected)
-    submit = Submit(request=RequestId(1), prompt=Prompt.of_text("a"), params=SamplingParams(seed=1, n=2))
+    submit = Submit(request=RequestId(1), prompt=Prompt.of_text("a"), params=SamplingParams(n=2), seed=1)
     tag, body = end.encode(submit)
 
     with pytest.raises(WireError, match="n must be between"):

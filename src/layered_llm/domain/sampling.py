@@ -142,7 +142,7 @@ class SamplingParams:
     tells_prompt_ids: bool = _field(False, _check_flag)
     """Whether the ids of the prompt's tokens are told."""
     seed: int | None = _field(None, _check_number, low=-SEED_LIMIT, high=SEED_LIMIT - 1)
-    """None: whoever opens the request draws one, so that every request is reproducible from its record."""
+    """None: the engine client draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = _field(
         (), _check_texts, most=MAX_STOP_STRINGS, one="a stop string", most_chars=MAX_STOP_STRING_CHARS
     )

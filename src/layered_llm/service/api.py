@@ -21,7 +21,6 @@ import trio
 
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.metrics import metrics_of
-from layered_llm.domain.sampling import SEED_LIMIT
 from layered_llm.service.api_keys import read_admin_keys, read_api_keys
 from layered_llm.service.checkpoint import DEFAULT_MODEL_NAME, model_name
 from layered_llm.service.cli_parser import say
@@ -113,7 +112,6 @@ def build_api(settings: Settings, ahead: SupervisorAhead | None = None) -> Api:
         drain=drain,
         wall_clock=time.time,  # noqa: TID251 - the composition root is where the clock is passed in
         new_hex_id=secrets.token_hex,
-        draw_seed=draw_seed,
         access_log=_access_log(settings, lines),
         refusals=refusals,
     )
@@ -167,11 +165,6 @@ def _access_log(settings: Settings, lines: LineWriter) -> AccessLog | None:
         return None
     wall_clock = time.time  # noqa: TID251 - the composition root is where the clock is passed in
     return AccessLog(write=lines.write, wall_clock=wall_clock, is_json=settings.access_log_format == "json")
-
-
-def draw_seed() -> int:
-    """A seed for a request that has none."""
-    return secrets.randbelow(SEED_LIMIT)
 
 
 def is_first_worker() -> bool:

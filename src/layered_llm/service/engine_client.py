@@ -130,10 +130,10 @@ class EngineClient:
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE
     ) -> RequestStream | Rejected:
         """Submits a request that is aborted when `owner` is closed before its end."""
-        seeded = params if params.seed is not None else attrs.evolve(params, seed=self._draw_seed())
         stream = self._begin(owner, placement.tenant, params.n, params.max_tokens)
         if isinstance(stream, RequestStream):
-            opening = Submit(request=stream.request, prompt=prompt, params=seeded, placement=placement)
+            seed = self._draw_seed() if params.seed is None else params.seed
+            opening = Submit(request=stream.request, prompt=prompt, params=params, seed=seed, placement=placement)
             stream.connection.outbox.emit(opening)
         return stream
 

@@ -148,7 +148,6 @@ class _Switch:
             drain=self._drain,
             wall_clock=lambda: 0.0,
             new_hex_id=lambda: "0" * 32,
-            draw_seed=lambda: 0,
         )
         return self._application
 

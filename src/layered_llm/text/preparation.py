@@ -12,7 +12,6 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.columns import pack_f32, pack_i32, rows
-from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, Submit
 from layered_llm.domain.messages.prompts import Prompt
@@ -231,13 +230,11 @@ class Preparation:
     ) -> TokenSampling:
         params = self._message.params
         biases = dict(params.logit_bias)
-        if params.seed is None:
-            raise InvariantViolated("a Submit carries a seed")
         return TokenSampling(
             temperature=decided.temperature,
             top_p=decided.top_p,
             top_k=decided.top_k,
-            seed=params.seed,
+            seed=self._message.seed,
             min_tokens=min_tokens,
             end_ids=tuple(sorted(end_ids)),
             min_p=decided.min_p,

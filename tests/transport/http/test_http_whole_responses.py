@@ -16,7 +16,7 @@ from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.public_ids import public_id, request_of
-from support.http_client import CHAT, COMPLETIONS, CREATED_S, MESSAGES, SEED, SETTINGS, Call, application, post
+from support.http_client import CHAT, COMPLETIONS, CREATED_S, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FIRST_REQUEST, READY, FakeEngine, FakeStream, accepting, answering, ended, text_delta
 
 STOP = text_delta("!", token_ids=(2,), finish_reason=FinishReason.STOP)
@@ -84,12 +84,12 @@ async def test_the_matched_stop_is_told(matched: str | int | None) -> None:
     assert exchange.json()["choices"][0]["stop_reason"] == matched
 
 
-async def test_the_engine_gets_the_prompt_and_a_seed_that_was_drawn_for_it() -> None:
+async def test_the_engine_gets_the_prompt_and_the_seed_that_the_client_gave() -> None:
     engine = FakeEngine(answering(STOP, ended()))
     await post(application(engine), COMPLETIONS, {"prompt": "x"})
     await post(application(engine), COMPLETIONS, {"prompt": "x", "seed": 5})
 
-    assert [stream.params.seed for stream in engine.streams] == [SEED, 5]
+    assert [stream.params.seed for stream in engine.streams] == [None, 5]
     assert engine.streams[0].prompt == Prompt.of_text("x")
 
 

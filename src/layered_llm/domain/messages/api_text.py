@@ -29,16 +29,14 @@ MAX_TOLD_TOKENS: Final = 1 << 17
 
 @attrs.frozen(kw_only=True)
 class Submit:
-    """Opens a request of `params.n` choices. `params.seed` is set: the opener drew one where the caller gave none."""
+    """Opens a request of `params.n` choices."""
 
     request: RequestId
     prompt: Prompt
     params: SamplingParams
+    seed: int
+    """That of `params`, or one that was drawn where they have none."""
     placement: Placement = ANYWHERE
-
-    def __attrs_post_init__(self) -> None:
-        if self.params.seed is None:
-            raise ValueError("a Submit carries a seed")
 
 
 @attrs.frozen(kw_only=True)

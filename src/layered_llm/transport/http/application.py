@@ -75,7 +75,6 @@ def build_application(
     drain: Drain,
     wall_clock: Callable[[], float],
     new_hex_id: Callable[[], str],
-    draw_seed: Callable[[], int],
     access_log: AccessLog | None = None,
     refusals: Refusals | None = None,
 ) -> QuartTrio:
@@ -86,7 +85,6 @@ def build_application(
         drain: begun by whoever learns that the server is to stop.
         wall_clock: Unix time in seconds.
         new_hex_id: a new random hexadecimal id at each call.
-        draw_seed: a fresh seed at each call, 0 … 2**63 - 1.
         access_log: given each request that is over.
         refusals: counts what is refused.
     """
@@ -111,7 +109,6 @@ def build_application(
         drain=drain,
         wall_clock=wall_clock,
         new_hex_id=new_hex_id,
-        draw_seed=draw_seed,
         refusals=refusals or Refusals(),
     )
     _add_hooks(app, context, _add_routes(app, context))

@@ -37,8 +37,6 @@ class HttpContext:
     """Unix time in seconds."""
     new_hex_id: Callable[[], str]
     """A new random id for each request that brings none."""
-    draw_seed: Callable[[], int]
-    """A fresh 63-bit seed for each request that names none."""
     refusals: Refusals = attrs.field(factory=Refusals)
     answers: ByteBudget = attrs.field(
         default=attrs.Factory(

@@ -182,10 +182,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
     placement = attrs.evolve(request.placement, tenant=exchange.holder.tenant)
     streams: list[EngineStream] = []
     for place, prompt in enumerate(request.prompts):
-        params = request.params_of(place)
-        # A seed for each prompt: with one for all, two prompts that are alike would have the same output.
-        seed = context.draw_seed() if params.seed is None else params.seed
-        stream = context.engine.open(exchange.owner, prompt, attrs.evolve(params, seed=seed), placement)
+        stream = context.engine.open(exchange.owner, prompt, request.params_of(place), placement)
         if isinstance(stream, Rejected):
             _close(streams, AbortReason.SIBLING_REJECTED)
             return api_error.rejection(stream, context.settings.retry_after_s)
