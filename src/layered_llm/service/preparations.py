@@ -49,7 +49,6 @@ class Preparations:
     """Whether somebody still waits for what the work for a request comes to."""
     _done: Callable[[RequestId, Outcome], None]
     """Takes what it came to."""
-    _nursery: trio.Nursery
     _rendering: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
     _short: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
     """For what is done on the loop, when more came at once than it may do between two checkpoints."""
@@ -59,7 +58,7 @@ class Preparations:
     _aside: dict[RequestId, trio.CancelScope] = attrs.field(init=False, factory=dict)
     """Around the work that waits for a place or has one."""
 
-    def begin(self, work: Work, spent_chars: int) -> int:
+    def begin(self, work: Work, spent_chars: int, nursery: trio.Nursery) -> int:
         """Does short work at once, unless others wait or `spent_chars` of work were done since the last checkpoint.
 
         Returns what it cost. All else is done by turns between tenants.
@@ -72,7 +71,7 @@ class Preparations:
                 self._done(work.request, work.run())
                 return cost_chars
         place = self._place(work)  # here, so that what comes first is first among its tenant's
-        self._nursery.start_soon(self._work_aside, work, place)
+        nursery.start_soon(self._work_aside, work, place)
         return 0
 
     def leave(self, request: RequestId) -> None:

@@ -83,9 +83,7 @@ class TextWorker:
             self._to_supervisor.emit(ProcessReady(role=Role.TEXT, index=self._index))
             limits, early = await self._until_sized()
             core = self._core = make_core(limits)
-            self._preparations = Preparations(
-                helpers=self._helpers, is_wanted=core.is_wanted, done=self._prepared, nursery=nursery
-            )
+            self._preparations = Preparations(helpers=self._helpers, is_wanted=core.is_wanted, done=self._prepared)
             nursery.start_soon(self._serve_apis)
             nursery.start_soon(self._serve_scheduler)
             nursery.start_soon(self._preparations.start_renderer)
@@ -122,23 +120,24 @@ class TextWorker:
 
     async def _serve_apis(self) -> None:
         core, preparations = self._core, self._preparations
-        while True:
-            spent_chars = 0
-            for peer, message in await self._links.apis.receive():
-                match message:
-                    case Submit():
-                        spent_chars += preparations.begin(core.submit(message), spent_chars)
-                    case Tokenize() | Detokenize() | DescribeTokenizer():
-                        spent_chars += preparations.begin(core.ask(message), spent_chars)
-                    case Abort():
-                        self._send(core.abort(message))
-                        preparations.leave(message.request)
-                    case Garbled(reason=reason):
-                        if self._errors_of_peers.is_due(trio.current_time()):
-                            logger.error("%s sent what is no message: %s", peer, reason)
-                        self._give_up(peer)
-                    case _:
-                        assert_never(message)
+        async with trio.open_nursery() as nursery:
+            while True:
+                spent_chars = 0
+                for peer, message in await self._links.apis.receive():
+                    match message:
+                        case Submit():
+                            spent_chars += preparations.begin(core.submit(message), spent_chars, nursery)
+                        case Tokenize() | Detokenize() | DescribeTokenizer():
+                            spent_chars += preparations.begin(core.ask(message), spent_chars, nursery)
+                        case Abort():
+                            self._send(core.abort(message))
+                            preparations.leave(message.request)
+                        case Garbled(reason=reason):
+                            if self._errors_of_peers.is_due(trio.current_time()):
+                                logger.error("%s sent what is no message: %s", peer, reason)
+                            self._give_up(peer)
+                        case _:
+                            assert_never(message)
 
     def _prepared(self, request: RequestId, outcome: Outcome) -> None:
         self._send(self._core.prepared(request, outcome))
