@@ -61,25 +61,16 @@ def _columns(cls: Any) -> tuple[tuple[str, int, str], ...]:
     return tuple((field.name, *field.metadata[_COLUMN]) for field in attrs.fields(cls) if _COLUMN in field.metadata)
 
 
-def pack_i8(values: Iterable[int]) -> bytes:
-    """Column of signed 8-bit integers."""
-    return array("b", values).tobytes()
+def _pack(code: str, values: Iterable[Any]) -> bytes:
+    return array(code, values).tobytes()
 
 
-def pack_i32(values: Iterable[int]) -> bytes:
-    """Column of signed 32-bit integers. Raises OverflowError for a value that does not fit."""
-    return array("i", values).tobytes()
-
-
-def pack_i64(values: Iterable[int]) -> bytes:
-    """Column of signed 64-bit integers. Raises OverflowError for a value that does not fit."""
-    return array("q", values).tobytes()
-
-
-def pack_f32(values: Iterable[float]) -> bytes:
-    """Column of 32-bit floating point numbers; a number beyond their range becomes infinite."""
-    return array("f", values).tobytes()
-
+pack_i8: Final[Callable[[Iterable[int]], bytes]] = partial(_pack, "b")
+pack_i32: Final[Callable[[Iterable[int]], bytes]] = partial(_pack, "i")
+pack_i64: Final[Callable[[Iterable[int]], bytes]] = partial(_pack, "q")
+"""Columns of signed integers. Raise OverflowError for a value that does not fit."""
+pack_f32: Final[Callable[[Iterable[float]], bytes]] = partial(_pack, "f")
+"""Column of 32-bit floating point numbers; a number beyond their range becomes infinite."""
 
 unpack_i8: Final[Callable[[bytes], "array[int]"]] = partial(array, "b")
 unpack_i32: Final[Callable[[bytes], "array[int]"]] = partial(array, "i")

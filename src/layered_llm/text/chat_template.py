@@ -82,7 +82,9 @@ class ChatTemplate:
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
         """A message as templates index it: a key is there only where it has a value, as in transformers."""
         role = "system" if message.role == "developer" and not self._knows_developer else message.role
-        turn: dict[str, Any] = {"role": role, "content": self._content(message)}
+        # Most templates concatenate the content, whatever it is; some tell a turn of calls alone by its being null.
+        is_null = message.content is None and message.tool_calls and self._knows_null
+        turn: dict[str, Any] = {"role": role, "content": None if is_null else message.content or ""}
         if message.name is not None:
             turn["name"] = message.name
         if message.reasoning is not None:
@@ -92,12 +94,6 @@ class ChatTemplate:
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
         return turn
-
-    def _content(self, message: ChatMessage) -> str | None:
-        """Most templates concatenate the content, whatever it is; some tell a turn of calls alone by its being null."""
-        if message.content is None and message.tool_calls and self._knows_null:
-            return None
-        return message.content or ""
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

@@ -210,7 +210,9 @@ class TokenIds:
 
     def fault(self, token_ids: Sequence[int]) -> str | None:
         """What is wrong with the first of `token_ids` that does not exist, as words to put after "holds"; None if all do."""
-        if self._are_all_there(token_ids):
+        # A prompt may have a hundred thousand. Where ids have no gaps the least and the largest speak for all of them.
+        is_in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.size)
+        if is_in_range and (not self._has_gaps or self._tokenizer.has_all(token_ids)):
             return None
         for token in token_ids:
             if not 0 <= token < self.size:
@@ -218,11 +220,3 @@ class TokenIds:
             if not self._tokenizer.has(token):
                 return f"{token}, which is no token of the tokenizer, though below {self.size}"
         return None
-
-    def _are_all_there(self, token_ids: Sequence[int]) -> bool:
-        """A prompt may have a hundred thousand. Where ids have no gaps the least and the largest speak for all of them."""
-        if not token_ids:
-            return True
-        if min(token_ids) < 0 or max(token_ids) >= self.size:
-            return False
-        return not self._has_gaps or self._tokenizer.has_all(token_ids)
