@@ -138,6 +138,12 @@ class Rig:
             self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
         self._receive(effects)
 
+    def resume(self, message: Admit) -> None:
+        """Admits a request with the output that it has so far."""
+        self.admit(message)
+        for choice, output_ids in enumerate(message.output_ids):
+            self.outputs[message.request, choice].extend(unpack_i32(output_ids))
+
     def abort(self, request: int, now_us: int = 0) -> None:
         message = AbortRequest(request=RequestId(request), reason=AbortReason.CLIENT_GONE)
         self._receive(self.scheduler.handle(self.workers.get(request, TextId(0)), message, now_us))

@@ -158,11 +158,12 @@ class CoreBench:
     def of(cls, text_files: TextFiles | None = None, limits: EngineLimits = LIMITS) -> "CoreBench":
         return cls(TextCore(text_files=text_files or files(byte_level()), limits=limits))
 
-    def begin(self, prompt: Prompt, *, api: ApiId = API, **params: Any) -> Preparation:
+    def begin(self, prompt: Prompt, *, api: ApiId = API, output_ids: tuple[bytes, ...] = (), **params: Any) -> Preparation:
         """Submits a request and leaves it there."""
         self._counter += 1
         request = compose_request_id(api, self._counter)
-        submit = Submit(request=request, prompt=prompt, params=SamplingParams(**params), seed=params.get("seed", 1))
+        sampling, seed = SamplingParams(**params), params.get("seed", 1)
+        submit = Submit(request=request, prompt=prompt, params=sampling, seed=seed, output_ids=output_ids)
         self.views[request] = RequestView([ChoiceView() for _ in range(submit.params.n)])
         return self.core.submit(submit)
 

@@ -14,6 +14,7 @@ from layered_llm.domain.messages import api_text, scheduler_runtime, supervision
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt, Rendering, ToolCall
 from layered_llm.domain.metrics import Measured, Metric
+from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
 
@@ -105,6 +106,9 @@ sampling_params = st.builds(
     skip_special_tokens=st.booleans(),
 )
 biases = st.integers(0, _MAX_ROWS).flatmap(lambda rows: columns(rows, biased_ids="i", biases="f"))
+placements = st.builds(
+    Placement, cache_salt=st.none() | st.text(min_size=1, max_size=9), priority=st.integers(-9, 9), tenant=texts
+)
 token_sampling = st.builds(
     lambda biases, **fields: text_scheduler.TokenSampling(**biases, **fields),
     biases,
@@ -240,7 +244,15 @@ def steps_completed(draw: st.DrawFn) -> scheduler_runtime.StepCompleted:
 
 
 MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstance]] = {
-    api_text.Submit: st.builds(api_text.Submit, request=ids, prompt=prompts, params=sampling_params, seed=seeds),
+    api_text.Submit: st.builds(
+        lambda output_ids, params, **fields: api_text.Submit(params=params, output_ids=output_ids * params.n, **fields),
+        output_ids=st.just(()) | st.tuples(column("i")),
+        request=ids,
+        prompt=prompts,
+        params=sampling_params,
+        seed=seeds,
+        placement=placements,
+    ),
     api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason)),
     api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts, prompt_ids=column("i")),
     api_text.Rejected: st.builds(
@@ -261,10 +273,12 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     text_scheduler.Admit: st.builds(
         text_scheduler.Admit,
         request=ids,
-        choices=st.integers(1, 128),
+        choices=st.just(2),
         prompt_ids=column("i", min_rows=1),
-        max_tokens=st.integers(1, 1 << 30),
+        max_tokens=st.integers(1 << 20, 1 << 30),
         sampling=token_sampling,
+        placement=placements,
+        output_ids=st.just(()) | st.tuples(column("i"), column("i")),
     ),
     text_scheduler.AbortRequest: st.builds(text_scheduler.AbortRequest, request=ids, reason=st.sampled_from(AbortReason)),
     text_scheduler.StopChoice: st.builds(text_scheduler.StopChoice, request=ids, choice=counts, output_tokens=counts),

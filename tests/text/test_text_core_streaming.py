@@ -3,7 +3,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Accepted
@@ -374,3 +374,51 @@ def test_statistics_count_what_was_told() -> None:
     )
     assert {STOP: 1, LENGTH: 1} == statistics.counters.finished
     assert API == first >> 32
+
+
+@pytest.mark.parametrize("known", range(1, 6))
+def test_a_request_with_tokens_so_far_goes_on_with_their_text(known: int) -> None:
+    tokens = [*encode("aé"), *encode("hello b")]
+    whole = CoreBench.of()
+    request = whole.open(stop=("lo b",))
+    whole.stream(request, tokens[:-1])
+    pushes = whole.views[request].only.pushes
+    bench = CoreBench.of()
+    resumed = bench.open(stop=("lo b",), output_ids=(pack_i32(tokens[:known]),))
+
+    bench.stream(resumed, tokens[known:], start=known)
+
+    view = bench.views[resumed].only
+    assert pushes[known:] == view.pushes[: len(pushes) - known]
+    assert (tokens[known:], STOP, "lo b") == (view.token_ids, view.reason, view.matched_stop)
+    assert Usage(prompt_tokens=1, completion_tokens=len(tokens), cached_tokens=0) == bench.views[resumed].usage
+
+
+def test_each_choice_goes_on_with_its_own_tokens_so_far() -> None:
+    bench = CoreBench.of()
+    request = bench.open(n=2, max_tokens=3, output_ids=(pack_i32(encode("h")), b""))
+
+    assert [3] == [admit.max_tokens for admit in bench.admits]
+    bench.stream(request, encode("ab"), choice=0, start=1)
+    bench.stream(request, encode("abb"), choice=1)
+    bench.finish((request, 0, LENGTH, 3), (request, 1, LENGTH, 3))
+
+    assert ["ab", "abb"] == [choice.text for choice in bench.views[request].choices]
+    assert Usage(prompt_tokens=1, completion_tokens=6, cached_tokens=0) == bench.views[request].usage
+
+
+def test_the_prompt_is_echoed_once_for_a_request_with_tokens_so_far() -> None:
+    bench = CoreBench.of()
+    request = bench.open(echo=True, output_ids=(pack_i32(encode("h")),))
+
+    bench.stream(request, encode("a"), start=1)
+
+    assert "a" == bench.views[request].only.text
+
+
+def test_a_token_that_came_before_is_our_own_fault() -> None:
+    bench = CoreBench.of()
+    request = bench.open(output_ids=(pack_i32(encode("h")),))
+
+    with pytest.raises(InvariantViolated):
+        bench.stream(request, encode("h"))

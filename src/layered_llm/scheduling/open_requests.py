@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import attrs
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.text_scheduler import Admit
@@ -59,9 +59,10 @@ class OpenRequests:
                 prompt_tokens=len(prompt),
                 plan_limit_tokens=len(prompt) + admit.max_tokens - 1,
                 end_ids=end_ids,
-                tokens=prompt[:],
+                tokens=prompt + unpack_i32(output_ids),
+                output_tokens=rows("i", output_ids),
             )
-            for choice in range(admit.choices)
+            for choice, output_ids in enumerate(admit.output_ids or (b"",) * admit.choices)
         ]
         request = Request(
             worker=worker,

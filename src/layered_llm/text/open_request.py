@@ -11,7 +11,7 @@ all the same. A stop string counts after `min_tokens` tokens only, as end tokens
 
 import attrs
 
-from layered_llm.domain.columns import rows
+from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, api_of
@@ -172,7 +172,7 @@ def open_request(prepared: Prepared, tokenizer: Tokenizer) -> OpenRequest:
 
 def _start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[OpenChoice]:
     params, stops, choices = prepared.params, prepared.stops, []
-    for _ in range(params.n):
+    for output_ids in prepared.admit.output_ids or (b"",) * params.n:
         text = ChoiceText(
             detokenizer=tokenizer.start_detokenizer(skip_special_tokens=params.skip_special_tokens),
             scanner=None if stops is None else StopScanner(stops, params.include_stop_str_in_output),
@@ -183,5 +183,8 @@ def _start_choices(prepared: Prepared, tokenizer: Tokenizer) -> list[OpenChoice]
             if params.logprobs is None
             else TextOffsets(tokenizer, params.skip_special_tokens, chars=len(prepared.echo)),
         )
-        choices.append(OpenChoice(text))
+        tokens = unpack_i32(output_ids)
+        for token in tokens:
+            text.push(token)  # what the API has of them it got when they came
+        choices.append(OpenChoice(text, received_tokens=len(tokens)))
     return choices

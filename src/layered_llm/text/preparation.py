@@ -168,6 +168,7 @@ class Preparation:
             prompt_ids=pack_i32(tokens),
             max_tokens=max_tokens,
             placement=self._message.placement,
+            output_ids=self._message.output_ids,
             sampling=self._token_sampling(
                 decided, min_tokens=min(decided.min_tokens, max_tokens), end_ids=end_tokens.ids, bad_words=bad_words
             ),

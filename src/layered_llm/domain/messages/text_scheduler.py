@@ -68,12 +68,21 @@ class Admit:
     """At least 1, and prompt and output together, without the last token, never exceed the context."""
     sampling: TokenSampling
     placement: Placement = ANYWHERE
+    output_ids: tuple[bytes, ...] = attrs.field(default=(), validator=attrs.validators.deep_iterable(packed("i")))
+    """Of each choice the packed tokens that it has so far, which count against `max_tokens`; empty where it begins.
+
+    The first token that is emitted of it has the position after them.
+    """
     reads_cache: bool = True
     """False: all of the prompt is computed, as something is told of each of its tokens."""
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
             raise ValueError("an Admit has a prompt, a choice and at least one token to sample")
+        if self.output_ids:
+            tokens = [rows("i", output) for output in self.output_ids]
+            if len(tokens) != self.choices or max(tokens) >= self.max_tokens:
+                raise ValueError("an Admit with tokens so far has those of each choice, and all choices have one to sample")
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +134,10 @@ class TokensEmitted:
     requests: bytes = column("q", "rows")
     choices: bytes = column("i", "rows")
     positions: bytes = column("i", "rows")
-    """Place in the choice's output, from 0. A receiver takes exactly the next one; anything else is our own fault."""
+    """Place in the choice's output, from 0, or after the tokens that it was admitted with.
+
+    A receiver takes exactly the next one; anything else is our own fault.
+    """
     token_ids: bytes = column("i", "rows")
     cached_tokens: bytes = column("i", "rows")
     """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
