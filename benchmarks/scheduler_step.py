@@ -290,7 +290,7 @@ def keep(store: PageStore, token_ids: bytes, pages: int) -> None:
     own = store.take(pages)
     prefix = store.keep(store.find(placement.CacheRoot(), b"").place, token_ids, own)
     store.give_back([page for page, kept in zip(own, prefix.pages, strict=True) if page != kept], NO_STEP)
-    store.let_go(prefix.place, pages, NO_STEP)
+    store.unlock(prefix.place, pages, NO_STEP)
 
 
 def prefix_row(name: str, action: Callable[[int], Callable[[], object]], page_size: int) -> str:

@@ -106,13 +106,13 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
+    def unlock(self, data: st.DataObject) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         self.time += 1
         for key in self.reference.keys(holder.salt, holder.tokens):
             self.reference.last_use[key] = self.time
-        self.store.let_go(holder.place, len(holder.pages), NO_STEP)
+        self.store.unlock(holder.place, len(holder.pages), NO_STEP)
 
     @rule(data=st.data())
     def take_and_give_back(self, data: st.DataObject) -> None:
@@ -144,7 +144,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             for holder in self.holders:
-                self.store.let_go(holder.place, len(holder.pages), StepId(0))
+                self.store.unlock(holder.place, len(holder.pages), StepId(0))
             self.store.flush()
             assert [] == list(self.store.nodes())
             assert PAGES == self.store.free

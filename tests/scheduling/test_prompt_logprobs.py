@@ -112,7 +112,7 @@ def test_a_result_that_tells_of_more_rows_than_there_were_is_our_own_fault() -> 
         open_slots=1,
         prompt_logprobs=PromptLogprobs.of([told(0, 1), None]),
     )
-    with pytest.raises(InvariantViolated, match="has 1 rows and tells of 2"):
+    with pytest.raises(InvariantViolated, match="has 1 rows, prompts of 2 came"):
         scheduler.complete(result)
 
 

@@ -24,7 +24,7 @@ class Load:
 
 
 def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load: Load) -> Refused | None:
-    """Why the request is not taken, or None when it is; what can never run is told before what cannot run now.
+    """Why the request is not taken, or None when it is; what can never run comes before what cannot run now.
 
     The choices of a request may run one after another, so one of them decides whether it fits. Units of `limit` and `actual`:
     computed tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests for

@@ -68,7 +68,7 @@ def _pages(state: SchedulerState) -> Iterator[str]:
         yield "free, quarantined, cached and owned pages are not all pages, each once"
     for sequence in sequences:
         yield from _shared_pages(state, sequence)
-    places = [*(one.place for one in sequences if one.place is not None), *pages.places_let_go()]
+    places = [*(one.place for one in sequences if one.place is not None), *pages.places_to_unlock()]
     yield from tree_violations(nodes, places, page_size_tokens=state.limits.page_size_tokens, evictable_pages=pages.cached)
     yield from _quarantine(state, census)
 

@@ -28,7 +28,7 @@ _AIM: Final = 0.9
 _MOST_SURPRISE: Final = 2.0
 """A step counts as this many times its prediction at most: a stall passes, and what lasts is learned in a few steps."""
 _MOST_GROWTH: Final = 2
-"""A limit is this many times the largest recent prefill at most: no fit tells much of steps far from those it was made of."""
+"""A limit is this many times the largest recent prefill at most: no fit says much of steps far from those it was made of."""
 _LEAST_EVIDENCE: Final = 1e-6
 _MOST_WEIGHT: Final = 1e12
 _PULL: Final = 1e-4

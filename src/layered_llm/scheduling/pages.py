@@ -65,7 +65,7 @@ class PageStore:
         return self._tree.peek(cache_root, token_ids, self._sharable_pages(token_ids)) * self.page_size_tokens
 
     def keep(self, place: Node, token_ids: bytes, pages: list[PageId]) -> Prefix:
-        """Adds pages full of computed tokens to the tree, behind a place that is locked; see `PrefixTree.extend`."""
+        """Adds pages full of computed tokens to the tree, after a place that is locked; see `PrefixTree.extend`."""
         return self._tree.extend(place, token_ids, pages)
 
     def forget(self, cache_root: CacheRoot, token_ids: bytes) -> None:
@@ -83,7 +83,7 @@ class PageStore:
         """Ends an ownership; `last_step` is the last step that names the pages, 0 for none."""
         self._pool.give_back(pages, last_step)
 
-    def let_go(self, place: Node, pages: int, last_step: StepId) -> None:
+    def unlock(self, place: Node, pages: int, last_step: StepId) -> None:
         """Gives the lock on a prefix of `pages` pages back, when `last_step`, the last step that names them, is done."""
         if last_step <= self.acknowledged:
             self._tree.unlock(place)
@@ -106,7 +106,7 @@ class PageStore:
     def nodes(self) -> Iterator[Node]:
         return self._tree.nodes()
 
-    def places_let_go(self) -> list[Node]:
+    def places_to_unlock(self) -> list[Node]:
         """Places whose locks wait for a step in flight."""
         return [place for place, _ in self._waiting_unlocks()]
 

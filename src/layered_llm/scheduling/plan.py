@@ -204,7 +204,7 @@ class PlannedStep:
         Raises InvariantViolated for too few or too many rows.
         """
         if columns.row_count != len(self.rows):
-            raise InvariantViolated(f"step {self.step} has {len(self.rows)} rows and tells of {columns.row_count}")
+            raise InvariantViolated(f"step {self.step} has {len(self.rows)} rows, prompts of {columns.row_count} came")
         for sequence, of_row in zip(self.rows, columns, strict=True):
             if of_row is not None and sequence.phase is not Phase.ENDED:
                 sequence.prompt_logprobs.append(of_row)

@@ -6,7 +6,7 @@ Must not know: choices, steps, which pages are free, what a token means.
 A prefix is given as a packed int32 column, as messages carry it, and compared in whole pages; a rest that fills no page is
 ignored. Each root has a tree of its own, so that prefixes of different roots never meet.
 
-Invariants: a page stands in one node. Siblings differ in their first page. A lock is held at the end of a node and counts in
+Invariants: a page is in one node. Siblings differ in their first page. A lock is held at the end of a node and counts in
 every node above it, so that a node without locks has no locked node below. The leaf that was used longest ago goes first.
 """
 
@@ -85,7 +85,7 @@ class PrefixTree:
         return 0 if root is None else self._walk(root, key, max_pages)[1]
 
     def extend(self, place: Node, key: bytes, pages: list[PageId]) -> Prefix:
-        """Adds `pages`, which hold the tokens `key`, behind `place`, and moves one lock from there to their end.
+        """Adds `pages`, which hold the tokens `key`, after `place`, and moves one lock from there to their end.
 
         Where the tree knows some of the tokens already its own pages stay: the returned ones stand for `pages`, one for one,
         and those that differ from the given ones are at their front.

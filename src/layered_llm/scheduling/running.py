@@ -95,7 +95,7 @@ class RunningChoices:
         prefix = self.pages.find(self.cache_root(sequence.admit.placement), key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         if missing + self.pages_promised + self.count > self.pages.available:
-            self.pages.let_go(prefix.place, len(prefix.pages), NO_STEP)
+            self.pages.unlock(prefix.place, len(prefix.pages), NO_STEP)
             return False
         (slot,) = self._slots.take(1)
         found = len(prefix.pages) * self.pages.page_size_tokens
@@ -117,7 +117,7 @@ class RunningChoices:
         del (self._prefilling if sequence.phase is Phase.PREFILLING else self._decoding)[slot]
         self._replaced.pop(slot, None)
         self.pages.give_back(sequence.pages[sequence.shared_pages :], last_step)
-        self.pages.let_go(place, sequence.shared_pages, last_step)
+        self.pages.unlock(place, sequence.shared_pages, last_step)
         self._slots.give_back((slot,), last_step)
         if last_step != NO_STEP:
             self._retired.append(slot)
@@ -180,20 +180,20 @@ class RunningChoices:
 
     def _work_with_pages(self, planned: PlannedStep) -> Work:
         """What to compute next. Whoever cannot have its pages now leaves its share of the budget to others."""
-        standing: set[Sequence] = set()
-        work = self._work(standing)
+        stalled: set[Sequence] = set()
+        work = self._work(stalled)
         while self._missing_pages(*work) > self.pages.available:
-            standing |= self._make_room(planned, work)
-            work = self._work(standing)
+            stalled |= self._make_room(planned, work)
+            work = self._work(stalled)
         return work
 
-    def _work(self, standing: Container[Sequence]) -> Work:
-        prompts = [one for one in self._prefilling.values() if one.worker.has_credit and one not in standing]
+    def _work(self, stalled: Container[Sequence]) -> Work:
+        prompts = [one for one in self._prefilling.values() if one.worker.has_credit and one not in stalled]
         prompts.sort(key=attrgetter("arrival"))
         decodes = [
             one
             for one in self._decoding.values()
-            if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in standing
+            if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in stalled
         ]
         del decodes[decode_limit(self._max_step_tokens, is_prefilling=bool(prompts)) :]
         if not prompts:
@@ -227,28 +227,28 @@ class RunningChoices:
         return missing
 
     def _make_room(self, planned: PlannedStep, work: Work) -> set[Sequence]:
-        """Gets pages for the work, oldest first, at the cost of the youngest; says who has to stand still for want of them.
+        """Gets pages for the work, oldest first, at the cost of the youngest; says who is stalled for want of them.
 
-        Behind one that stands still `spare` is below zero: a page that somebody younger took would have to be taken back.
+        After one that is stalled `spare` is below zero: a page that somebody younger took would have to be taken back.
         """
-        standing: set[Sequence] = set()
+        stalled: set[Sequence] = set()
         spare = self.pages.available
         decodes, chunks = work
         for sequence, count in sorted([*((one, 1) for one in decodes), *chunks], key=lambda item: item[0].arrival):
             missing = self._missing_pages((), ((sequence, count),))
             if sequence.slot is None or not missing:
                 continue
-            if not standing:
+            if not stalled:
                 spare += self._preempt_for(planned, sequence, missing - spare)
             if missing > spare:
-                standing.add(sequence)
+                stalled.add(sequence)
             spare -= missing
-        return standing
+        return stalled
 
     def _preempt_for(self, planned: PlannedStep, sequence: Sequence, shortfall: int) -> int:
         """Preempts choices younger than `sequence`, as many as it takes; how many pages became available by that.
 
-        Pages that come back with the steps in flight count: it is better to stand still for a step than to compute again.
+        Pages that come back with the steps in flight count: it is better to be stalled for a step than to compute again.
         """
         before = self.pages.available
         while self.pages.available - before + self.pages.returning < shortfall:

@@ -1,4 +1,4 @@
-"""The records behind an open request: its choices, and the text worker that speaks for it.
+"""The records of an open request: its choices, and the text worker that speaks for it.
 
 Must not know: how a step is planned, which pages are free.
 
@@ -24,9 +24,9 @@ from layered_llm.scheduling.tenants import Tenant
 
 @enum.unique
 class Phase(enum.Enum):
-    """Where a choice stands. What is planned counts: DECODING begins when the last chunk of the prompt is planned.
+    """How far a choice is. What is planned counts: DECODING begins when the last chunk of the prompt is planned.
 
-    A preempted choice is WAITING again, and what is known of its output is prefilled behind its prompt.
+    A preempted choice is WAITING again, and what is known of its output is prefilled after its prompt.
     """
 
     WAITING = enum.auto()
@@ -96,7 +96,7 @@ class Sequence:
     output_tokens: int = 0
     """Sampled tokens that came back and were shown."""
     prompt_logprobs: list[LogprobColumns] = attrs.field(factory=list)
-    """What the rows of its prefill told of the prompt, kept until the first token is shown."""
+    """Of its prompt, from the rows of its prefill, kept until the first token is shown."""
     cached_tokens: int | None = None
     """Tokens that were found when it started for the first time."""
     last_step: StepId = NO_STEP
@@ -106,13 +106,13 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Once a token was shown, so was all that is told of the prompt."""
+        """Once a token was shown, so were the log probabilities of the prompt."""
         return self.admit.reads_cache or self.output_tokens > 0
 
     def take_prompt_logprobs(self) -> LogprobColumns | None:
-        """What is told of the prompt, once."""
-        told, self.prompt_logprobs = self.prompt_logprobs, []
-        return LogprobColumns.joined(told) if told else None
+        """The log probabilities of the prompt, once."""
+        parts, self.prompt_logprobs = self.prompt_logprobs, []
+        return LogprobColumns.joined(parts) if parts else None
 
 
 @attrs.define(eq=False, kw_only=True)

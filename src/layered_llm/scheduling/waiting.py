@@ -4,10 +4,10 @@ Must not know: steps, pages, why a choice cannot start yet.
 
 Preempted choices come before all others, since they were taken in already. Of the others, it is the turn of the tenant that
 was given least (`tenants`), and the order that the operator chose decides within a tenant. The choice that came first is passed
-over a bounded number of times. One that does not fit holds up all behind it: letting smaller ones pass would starve a big one
+over a bounded number of times. One that does not fit holds up all after it: letting smaller ones pass would starve a big one
 for as long as small ones come. A text worker without credit holds up nobody: its choices are passed over and keep their place.
 
-Invariants: a choice stands in the queue at most once; a request counts as waiting as long as one of its choices does.
+Invariants: a choice is in the queue at most once; a request counts as waiting as long as one of its choices does.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,7 @@ class Order:
     """The lowest rank starts first."""
 
     window: int
-    """How many choices that came first in a lane (one worker, one priority) are looked at; behind them nothing ranks lower."""
+    """How many choices that came first in a lane (one worker, one priority) are looked at; nothing after them ranks lower."""
     rank: Callable[[Sequence], tuple[int, int]]
 
 

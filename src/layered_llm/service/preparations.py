@@ -28,7 +28,7 @@ PrepareLong = Callable[[Work], Awaitable[Outcome]]
 
 
 async def prepare_in_thread(work: Work) -> Outcome:
-    """The tokenizer lets go of the interpreter while it works."""
+    """The tokenizer releases the interpreter while it works."""
     return await trio.to_thread.run_sync(work.run)
 
 

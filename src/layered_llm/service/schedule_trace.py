@@ -5,9 +5,9 @@ Must not know: why a row is in a step.
 The format is the array form of Chrome's Trace Event Format. Each step is one write of whole events and the closing bracket over
 the bracket before, so that any reader of JSON can read the file while it grows and after a kill.
 
-Lanes: one for steps, one for each slot of the runtime. Steps are shown one behind the other, as they are computed: one that was
+Lanes: one for steps, one for each slot of the runtime. Steps are shown one after the other, as they are computed: one that was
 sent while another ran begins when that one is back. Each abort is a span of its own, from its handling until the pages of its
-request are all back. `clock_sync` tells what the trace's clock and the machine's monotonic clock, which is the same for every
+request are all back. `clock_sync` says what the trace's clock and the machine's monotonic clock, which is the same for every
 process, show at one moment.
 """
 
@@ -87,7 +87,7 @@ class ScheduleTrace:
                 yield _metadata("thread_sort_index", lane, sort_index=lane)
 
     def _write(self, events: list[Event]) -> None:
-        """Each behind a comma and none before one, so that the text and a bracket are valid at any time."""
+        """Each after a comma and none before one, so that the text and a bracket are valid at any time."""
         self._append(b"".join(b",\n" + _encoded(event) for event in events))
 
     def _append(self, data: bytes) -> None:
@@ -109,8 +109,8 @@ class ScheduleTrace:
 def open_trace(
     path: str | None, *, now_s: float = 0.0, monotonic_s: float = 0.0, is_restart: bool = False
 ) -> Iterator[ScheduleTrace | None]:
-    """A trace into a new file, or None without a path. A file that is there is kept under the name with `.old` behind it: it
-    may tell why the engine was started again. `now_s` and `monotonic_s` are one moment, by the clock of the calls and by the
+    """A trace into a new file, or None without a path. A file that is there is kept under the name with `.old` after it: it
+    may show why the engine was started again. `now_s` and `monotonic_s` are one moment, by the clock of the calls and by the
     machine's.
 
     None, with one line in the log, where the disk is full or broken, and on a restart whatever is wrong: serving goes on
@@ -153,7 +153,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _put(file: FileIO, data: bytes, at: int) -> None:
-    """Writes `data`, and the closing bracket behind it. Raises OSError where not all of it has room."""
+    """Writes `data`, and the closing bracket after it. Raises OSError where not all of it has room."""
     whole = data + _CLOSING
     if os.pwrite(file.fileno(), whole, at) < len(whole):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
