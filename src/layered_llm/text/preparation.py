@@ -12,14 +12,11 @@ from typing import Final
 import attrs
 
 from layered_llm.domain.columns import pack_f32, pack_i32, rows
-from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, Submit
-from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
 from layered_llm.domain.sampling import DecidedSampling, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.text.chat_template import TemplateFailed
-from layered_llm.text.prompt_tokens import PromptReader, prompt_param
+from layered_llm.text.prompt_tokens import PromptWork, prompt_param
 from layered_llm.text.stop_strings import StopAutomaton
 from layered_llm.text.text_offsets import offsets_of_text
 from layered_llm.text.tokenizer import CannotEncode, TokenIds
@@ -60,20 +57,11 @@ class Prepared:
 
 
 @attrs.frozen(kw_only=True)
-class Preparation:
+class Preparation(PromptWork):
     """The work that a Submit asks for before anything is decided about it."""
 
-    request: RequestId
-    tenant: str
-    conversation: Prompt | None
-    """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
     _message: Submit
-    _reader: PromptReader
     _token_ids: TokenIds
-
-    def with_rendered(self, rendered: str | TemplateFailed) -> "Preparation":
-        """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
 
     @property
     def cost_chars(self) -> int:

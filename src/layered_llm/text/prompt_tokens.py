@@ -6,7 +6,7 @@ Invariant: reads only what never changes, so that it may run in any thread.
 """
 
 from array import array
-from typing import Final
+from typing import Final, Self
 
 import attrs
 
@@ -112,6 +112,21 @@ class PromptReader:
         except CannotEncode as error:
             message = f"The text cannot be turned into tokens: {error}."
             return self.reject(RejectReason.INVALID_PARAMETER, message, prompt_param(prompt))
+
+
+@attrs.frozen(kw_only=True)
+class PromptWork:
+    """What all work for a message has in common. It is forgotten half-way without any effect."""
+
+    request: RequestId
+    tenant: str
+    conversation: Prompt | None
+    """What the template has to render first, by whoever bounds what that costs; the work does it where nobody did."""
+    _reader: PromptReader
+
+    def with_rendered(self, rendered: str | TemplateFailed) -> Self:
+        """The same work, when the template has rendered the conversation."""
+        return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
 
 
 def prompt_param(prompt: Prompt) -> str:

@@ -10,7 +10,6 @@ from typing import Final, assert_never
 import attrs
 
 from layered_llm.domain.columns import pack_i32, rows, unpack_i32
-from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import (
     MAX_TOLD_TOKENS,
     DescribeTokenizer,
@@ -23,10 +22,8 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
     TokenizerDescribed,
 )
-from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.text.chat_template import TemplateFailed
-from layered_llm.text.prompt_tokens import PromptReader, prompt_param
+from layered_llm.text.prompt_tokens import PromptReader, PromptWork, prompt_param
 from layered_llm.text.tokenizer import TokenIds
 
 MAX_ASKED_CHARS: Final = 8 * MAX_TOLD_TOKENS
@@ -39,15 +36,10 @@ _TOLD_CHARS_PER_CHAR: Final = 64
 
 
 @attrs.frozen(kw_only=True)
-class Answering:
+class Answering(PromptWork):
     """The work that a question asks for."""
 
-    request: RequestId
-    tenant: str
-    conversation: Prompt | None
-    """What the template has to render before `run`, by whoever bounds what that costs; `run` does it where nobody did."""
     _question: TextQuestion
-    _reader: PromptReader
 
     @classmethod
     def of(cls, question: TextQuestion, reader: PromptReader) -> "Answering":
@@ -57,10 +49,6 @@ class Answering:
         return cls(
             request=question.request, tenant=question.tenant, conversation=conversation, question=question, reader=reader
         )
-
-    def with_rendered(self, rendered: str | TemplateFailed) -> "Answering":
-        """The same work, when the template has rendered the conversation."""
-        return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
 
     @property
     def cost_chars(self) -> int:
