@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from layered_llm.scheduling.pace import MIN_PREFILL_TOKENS, Pace, attended_tokens
+from layered_llm.scheduling.budget import MIN_PREFILL_TOKENS, Pace, attended_tokens
 
 BASE_US, DECODE_US, PREFILL_US, ATTENDED_US = 4_000, 200, 50, 0.05
 

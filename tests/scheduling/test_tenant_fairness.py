@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layered_llm.scheduling.tenants import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Tenants
+from layered_llm.scheduling.open_requests import Tenants
+from layered_llm.scheduling.sequences import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from support.scheduling_rig import Rig, admit, limits, policy
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
-from layered_llm.scheduling.pace import MIN_PREFILL_TOKENS
+from layered_llm.scheduling.budget import MIN_PREFILL_TOKENS
 from support.scheduling_engine import Engine, all_alone, engine_limits, random_workload, scripted_device
 from support.scheduling_rig import Rig, admit, limits, policy
 

@@ -27,18 +27,16 @@ from layered_llm.domain.messages.text_scheduler import (
     StopChoice,
     TextToScheduler,
 )
-from layered_llm.scheduling.admission import Load, judge
 from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRow
 from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
 from layered_llm.scheduling.invariants import violations
-from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
+from layered_llm.scheduling.open_requests import Load, OpenRequests, QueueDeadlines, judge
 from layered_llm.scheduling.plan import Hold, Idle, NextStep, PlannedStep, StepTrace
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.scheduling.sequences import Phase, Request, Sequence, TextWorker
+from layered_llm.scheduling.sequences import OUTPUT_TOKEN_COST, Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerState, SchedulerStatistics, summarize
-from layered_llm.scheduling.tenants import OUTPUT_TOKEN_COST
 from layered_llm.scheduling.waiting import WaitingQueue, order_for
 
 _BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)

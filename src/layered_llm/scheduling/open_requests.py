@@ -1,12 +1,20 @@
-"""The requests that were taken and have not ended, whose they are, and which have waited too long to start.
+"""Which requests are taken, which are open and whose they are, and which have waited too long to start.
 
-Must not know: steps, pages, what a choice is doing, clocks (time comes in as an argument).
+Must not know: steps, page ids, what a choice is doing, clocks (time comes in as an argument).
 
-Invariants: nothing is kept for a request that ended. Choices are numbered in the order in which they came.
+Tenants take turns by what they were given: whoever was given least comes next. A tenant's counter grows by what its choices
+cost, and one that comes back from having nothing to ask is lifted to the least of those that wait, so that nobody saves turns
+up: the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Only tokens of a prompt
+that are computed are charged, not those found in the cache (Cao et al., "Locality-aware Fair Scheduling in LLM Serving",
+arXiv:2501.14312), and what is computed again after a preemption is nobody's debt. So two tenants that both always wait are
+never further apart than about twice the largest of: what one start costs, and what the choices that run may still be given.
+
+Invariants: nothing is kept for a request that ended; with no open request there is no tenant. Choices are numbered in the order
+in which they came.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import attrs
@@ -14,9 +22,89 @@ import attrs
 from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, TextId
-from layered_llm.domain.messages.text_scheduler import Admit
-from layered_llm.scheduling.sequences import Request, Sequence, TextWorker
-from layered_llm.scheduling.tenants import Tenants
+from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.text_scheduler import Admit, Refused
+from layered_llm.domain.verdicts import RejectReason
+from layered_llm.scheduling.policy import SchedulingPolicy
+from layered_llm.scheduling.sequences import Request, Sequence, Tenant, TextWorker
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """What is there already when a request comes."""
+
+    waiting_requests: int
+    streams: int
+    """Open requests."""
+    tenant_streams: int
+    """Open requests of the tenant that asks."""
+
+
+def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load: Load) -> Refused | None:
+    """Why the request is not taken, or None when it is; what can never run comes before what cannot run now.
+
+    The choices of a request may run one after another, so one of them decides whether it fits. Units of `limit` and `actual`:
+    computed tokens for CONTEXT_LENGTH_EXCEEDED, pages for NEVER_FITS, waiting requests for QUEUE_FULL, open requests for
+    SERVER_FULL, those of the tenant for TOO_MANY_STREAMS.
+    """
+    tokens = rows("i", admit.prompt_ids) + admit.max_tokens - 1  # the last one is never computed
+    pages = -(-tokens // limits.page_size_tokens)
+    if tokens > limits.context_tokens:
+        return _refuse(admit, RejectReason.CONTEXT_LENGTH_EXCEEDED, limits.context_tokens, tokens)
+    if pages > limits.pages:
+        return _refuse(admit, RejectReason.NEVER_FITS, limits.pages, pages)
+    if policy.max_streams_per_tenant is not None and load.tenant_streams >= policy.max_streams_per_tenant:
+        return _refuse(admit, RejectReason.TOO_MANY_STREAMS, policy.max_streams_per_tenant, load.tenant_streams)
+    if policy.max_streams is not None and load.streams >= policy.max_streams:
+        return _refuse(admit, RejectReason.SERVER_FULL, policy.max_streams, load.streams)
+    if load.waiting_requests >= policy.max_queued_requests:
+        return _refuse(admit, RejectReason.QUEUE_FULL, policy.max_queued_requests, load.waiting_requests)
+    return None
+
+
+def _refuse(admit: Admit, reason: RejectReason, limit: int, actual: int) -> Refused:
+    return Refused(request=admit.request, reason=reason, limit=limit, actual=actual)
+
+
+class Tenants:
+    """Tenants with open requests, and those without that are still ahead of others: to leave and come back settles no debt."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        self._open_requests = 0
+
+    @property
+    def count(self) -> int:
+        """Tenants of open requests, and those without one that are still ahead of others."""
+        return len(self._tenants)
+
+    def streams(self, name: str) -> int:
+        """Open requests of one tenant."""
+        return self._tenants[name].open_requests if name in self._tenants else 0
+
+    def open_request(self, name: str, *, least_served: int) -> Tenant:
+        """The tenant, with one request more.
+
+        `least_served` is what one that comes back is lifted to. It never falls, so whoever is idle and not above it is as good
+        as new, and forgotten when another name comes.
+        """
+        if name not in self._tenants:
+            for idle in [one for one in self._tenants.values() if not one.open_requests and one.served <= least_served]:
+                del self._tenants[idle.name]
+            self._tenants[name] = Tenant(name)
+        tenant = self._tenants[name]
+        tenant.open_requests += 1
+        self._open_requests += 1
+        return tenant
+
+    def close_request(self, tenant: Tenant) -> None:
+        tenant.open_requests -= 1
+        self._open_requests -= 1
+        if not self._open_requests:
+            self._tenants.clear()
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
 
 
 class OpenRequests:

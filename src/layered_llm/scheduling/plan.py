@@ -14,7 +14,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId
 from layered_llm.domain.messages.logprobs import PromptLogprobs
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
-from layered_llm.scheduling.pace import attended_tokens
+from layered_llm.scheduling.budget import attended_tokens
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.sequences import Phase, Sequence
 

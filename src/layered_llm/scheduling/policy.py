@@ -16,7 +16,7 @@ MAX_STEPS_IN_FLIGHT: Final = 2
 
 @enum.unique
 class AdmissionOrder(enum.Enum):
-    """Which of a tenant's waiting choices starts next. Tenants themselves take turns in every order; see `tenants`."""
+    """Which of a tenant's waiting choices starts next. Tenants themselves take turns in every order; see `open_requests`."""
 
     FIRST_COME = enum.auto()
     PRIORITY = enum.auto()
@@ -57,7 +57,7 @@ class SchedulingPolicy:
     max_queue_us: int | None = None
     """How long a request may wait for its first choice to start; then it is ended. None for no bound."""
     max_token_gap_us: int | None = None
-    """Time that a step with decode rows is to take at most, by the prefill that it has; see `pace`. None for no such bound."""
+    """Time that a step with decode rows is to take at most, by the prefill that it has (`budget`). None for no such bound."""
 
     def __attrs_post_init__(self) -> None:
         bounds = {

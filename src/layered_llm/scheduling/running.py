@@ -16,8 +16,7 @@ from operator import attrgetter
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.scheduling.budget import decode_limit, share_chunks
-from layered_llm.scheduling.pace import Pace, attended_tokens
+from layered_llm.scheduling.budget import Pace, attended_tokens, decode_limit, share_chunks
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy

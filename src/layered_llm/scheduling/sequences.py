@@ -1,4 +1,4 @@
-"""The records of an open request: its choices, and the text worker that speaks for it.
+"""The records of an open request: its choices, its tenant, and the text worker that speaks for it.
 
 Must not know: how a step is planned, which pages are free.
 
@@ -10,6 +10,7 @@ as long as one of its choices has not ended.
 import enum
 from array import array
 from collections import deque
+from typing import Final
 
 import attrs
 
@@ -19,7 +20,10 @@ from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.text_scheduler import Admit
 from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.prefix_tree import Node
-from layered_llm.scheduling.tenants import Tenant
+
+PROMPT_TOKEN_COST: Final = 1
+OUTPUT_TOKEN_COST: Final = 2
+"""The paper's weights, and about what such tokens are sold for: an output token takes a step, a prompt's share one."""
 
 
 @enum.unique
@@ -33,6 +37,16 @@ class Phase(enum.Enum):
     PREFILLING = enum.auto()
     DECODING = enum.auto()
     ENDED = enum.auto()
+
+
+@attrs.define(eq=False)
+class Tenant:
+    """One tenant; an object, so that charging each token of a step looks nothing up."""
+
+    name: str
+    open_requests: int = 0
+    served: int = 0
+    """Cost of what it was given, to be compared with other tenants' only."""
 
 
 @attrs.define(eq=False)

@@ -2,10 +2,11 @@
 
 Must not know: steps, pages, why a choice cannot start yet.
 
-Preempted choices come before all others, since they were taken in already. Of the others, it is the turn of the tenant that
-was given least (`tenants`), and the order that the operator chose decides within a tenant. The choice that came first is passed
-over a bounded number of times. One that does not fit holds up all after it: letting smaller ones pass would starve a big one
-for as long as small ones come. A text worker without credit holds up nobody: its choices are passed over and keep their place.
+Preempted choices come before all others, since they were taken in already. Of the others, it is the turn of the tenant that was
+given least (`open_requests`), and the order that the operator chose decides within a tenant. The choice that came first is
+passed over a bounded number of times. One that does not fit holds up all after it: letting smaller ones pass would starve a big
+one for as long as small ones come. A text worker without credit holds up nobody: its choices are passed over and keep their
+place.
 
 Invariants: a choice is in the queue at most once; a request counts as waiting as long as one of its choices does.
 """
@@ -20,8 +21,7 @@ import attrs
 
 from layered_llm.domain.ids import RequestId
 from layered_llm.scheduling.policy import AdmissionOrder
-from layered_llm.scheduling.sequences import Sequence, TextWorker
-from layered_llm.scheduling.tenants import PROMPT_TOKEN_COST, Tenant
+from layered_llm.scheduling.sequences import PROMPT_TOKEN_COST, Sequence, Tenant, TextWorker
 
 Lane = OrderedDict[Sequence, None]
 """Choices of one tenant, worker and priority as they came. Ordered by hash, as they leave from the middle when aborted."""
