@@ -115,11 +115,12 @@ class EngineConnection:
     async def _watch_supervisor(self) -> None:
         """One that is stopped or hangs says nothing of it: its silence does."""
         await self._heard.wait()
-        liveness = Liveness(timeout_s=STALL_S, now=trio.current_time())
+        liveness = Liveness(now_s=trio.current_time())
         while True:
             await trio.sleep(HEARTBEAT_INTERVAL_S)
             liveness.seen(Role.SUPERVISOR, self._heard_s)
-            self._client.on_supervisor_stall(is_stalled=bool(liveness.silent(trio.current_time())))
+            silent_s = max(liveness.silent_s(trio.current_time()).values())
+            self._client.on_supervisor_stall(is_stalled=silent_s > STALL_S)
 
     async def _obey(self, nursery: trio.Nursery) -> None:
         while True:

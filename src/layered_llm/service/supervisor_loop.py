@@ -185,7 +185,7 @@ class Supervisor:
         await ended.send(await self._launcher.run(role, index, generation=generation, checkpoint=checkpoint))
 
     async def _serve_engine(self, link: EngineLink, ended: trio.MemorySendChannel[str]) -> None:
-        liveness = Liveness(timeout_s=SILENCE_S, now=trio.current_time())
+        liveness = Liveness(now_s=trio.current_time())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_silence, liveness, ended)
             while True:
@@ -209,10 +209,11 @@ class Supervisor:
     async def _watch_silence(self, liveness: Liveness, ended: trio.MemorySendChannel[str]) -> None:
         while True:
             await trio.sleep(HEARTBEAT_INTERVAL_S)
-            now_s = trio.current_time()
-            for peer in liveness.silent(now_s):
+            silent = liveness.silent_s(trio.current_time()).items()
+            for peer in (peer for peer, silent_s in silent if silent_s > SILENCE_S):
                 await ended.send(f"{peer} hangs: it was silent for {SILENCE_S:g} s")
-            self._send(self._supervision.stalled((*self._launcher.stopped(), *liveness.quiet(now_s, STALL_S))))
+            stalled = (peer for peer, silent_s in silent if silent_s > STALL_S)
+            self._send(self._supervision.stalled((*self._launcher.stopped(), *stalled)))
 
     async def _beat(self) -> None:
         while True:

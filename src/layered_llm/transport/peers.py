@@ -40,36 +40,23 @@ def api_of_peer(peer: str) -> ApiId | None:
 
 
 class Liveness:
-    """Which peers have been silent for too long. Its listener calls `silent` about once in every interval.
+    """How long each peer has been silent. Its listener calls `silent_s` about once in every HEARTBEAT_INTERVAL_S.
 
     A longer gap between two calls means that the listener itself was stopped (SIGSTOP, a suspended machine, a blocked loop)
     while its peers' heartbeats queued up unread: that time counts against nobody.
     """
 
-    def __init__(self, *, timeout_s: float, now: float) -> None:
-        """`timeout_s`: how long a peer may say nothing. Raises ValueError for less than two heartbeats."""
-        if timeout_s < 2 * HEARTBEAT_INTERVAL_S:
-            raise ValueError("a peer must be allowed to miss one heartbeat")
-        self._timeout_s = timeout_s
-        self._last_heard: dict[str, float] = {}
-        self._last_checked = now
+    def __init__(self, *, now_s: float) -> None:
+        self._last_heard_s: dict[str, float] = {}
+        self._last_checked_s = now_s
 
-    def seen(self, peer: str, now: float) -> None:
+    def seen(self, peer: str, now_s: float) -> None:
         """The peer said something, or is expected to from now on."""
-        self._last_heard[peer] = now
+        self._last_heard_s[peer] = now_s
 
-    def silent(self, now: float) -> tuple[str, ...]:
-        """Peers not heard of for longer than the timeout, in the order in which they were first seen."""
-        self._forgive(now)
-        return tuple(peer for peer, heard in self._last_heard.items() if now - heard > self._timeout_s)
-
-    def quiet(self, now: float, longer_than_s: float) -> tuple[str, ...]:
-        """Peers not heard of for longer than this, which is less than the timeout. Ask after `silent`."""
-        return tuple(peer for peer, heard in self._last_heard.items() if now - heard > longer_than_s)
-
-    def _forgive(self, now: float) -> None:
-        stopped_s = now - self._last_checked - 2 * HEARTBEAT_INTERVAL_S
-        self._last_checked = now
-        if stopped_s > 0:
-            for peer, heard in self._last_heard.items():
-                self._last_heard[peer] = min(heard + stopped_s, now)
+    def silent_s(self, now_s: float) -> dict[str, float]:
+        """By the peers' names, in the order in which they were first seen."""
+        stopped_s = max(0.0, now_s - self._last_checked_s - 2 * HEARTBEAT_INTERVAL_S)
+        self._last_checked_s = now_s
+        self._last_heard_s = {peer: min(heard_s + stopped_s, now_s) for peer, heard_s in self._last_heard_s.items()}
+        return {peer: now_s - heard_s for peer, heard_s in self._last_heard_s.items()}
