@@ -98,7 +98,7 @@ class Clockwork:
 
 
 async def run_engine(client: EngineClient, interval_s: float) -> None:
-    connection = TextConnection(TextId(0), Outbox(SLOTS))
+    connection = TextConnection(TextId(0), READY.generation, Outbox(SLOTS))
     clockwork = Clockwork(client, interval_s)
     client.on_status(READY, (connection,))
     async with trio.open_nursery() as nursery:

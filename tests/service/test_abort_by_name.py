@@ -47,7 +47,7 @@ def ready_client(text: TextConnection) -> EngineClient:
 
 
 def connection() -> TextConnection:
-    return TextConnection(TextId(0), Outbox(100))
+    return TextConnection(TextId(0), READY.generation, Outbox(100))
 
 
 def opened(client: EngineClient, owner: contextlib.ExitStack) -> RequestStream:

@@ -53,8 +53,8 @@ class Sink:
         self.taken.append(message)
 
 
-def connection(index: int = 0, capacity: int = 100) -> TextConnection:
-    return TextConnection(TextId(index), Outbox(capacity))
+def connection(index: int = 0, capacity: int = 100, *, generation: int = READY.generation) -> TextConnection:
+    return TextConnection(TextId(index), generation, Outbox(capacity))
 
 
 def ready_client(*texts: TextConnection, max_open_requests: int = 100) -> EngineClient:
@@ -213,6 +213,35 @@ async def test_aborts_are_told_by_text_worker_and_lost_with_their_generation() -
     client.on_status(READY, (connection(0),))
     assert 3.0 == samples(client)["layered_llm_aborts_lost_total"]
     assert (AbortTally(peer=Role.TEXT, index=0, aborts=0),) == client.report(0).aborts_sent
+
+
+async def test_what_an_earlier_generation_still_serves_goes_on_beside_the_present_one() -> None:
+    """New requests go to the present one alone, and only what a lost connection had is lost with it."""
+    earlier, present = connection(), connection(generation=2)
+    client = ready_client(earlier)
+    with contextlib.ExitStack() as owner:
+        first = opened(client, owner)
+        client.on_status(attrs.evolve(READY, generation=2), (earlier, present))
+        second, third = opened(client, owner), opened(client, owner)
+        assert [earlier, present, present] == [stream.connection for stream in (first, second, third)]
+
+        client.on_text(Accepted(request=first.request, prompt_tokens=1))
+        assert [False] * 3 == [stream.is_over for stream in (first, second, third)]
+
+        client.on_status(attrs.evolve(READY, generation=2), (present,))
+        assert [True, False, False] == [stream.is_over for stream in (first, second, third)]
+    assert [1, 4] == [text.outbox.pending for text in (earlier, present)]
+    assert [0, 0] == maps(client)
+
+
+async def test_an_engine_that_starts_again_takes_no_request_beside_what_it_still_serves() -> None:
+    text = connection()
+    client = ready_client(text)
+    with contextlib.ExitStack() as owner:
+        stream = opened(client, owner)
+        client.on_status(RESTARTING, (text,))
+
+        assert (RejectReason.NOT_READY, False) == (refusal(client), stream.is_over)
 
 
 async def test_a_status_of_the_same_generation_loses_nothing() -> None:

@@ -28,7 +28,7 @@ OPEN = RequestFate(is_open=True)
 
 def ready_client() -> EngineClient:
     client = EngineClient(api=API, pid=1, max_open_requests=100, draw_seed=lambda: 77)
-    client.on_status(READY, (TextConnection(TextId(0), Outbox(100)),))
+    client.on_status(READY, (TextConnection(TextId(0), READY.generation, Outbox(100)),))
     return client
 
 

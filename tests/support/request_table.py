@@ -7,7 +7,7 @@ from layered_llm.transport.outbox import Outbox
 
 
 def connection(index: int = 0) -> TextConnection:
-    return TextConnection(TextId(index), Outbox(100))
+    return TextConnection(TextId(index), 1, Outbox(100))
 
 
 def entered(

@@ -97,7 +97,9 @@ class EngineClient:
         self._draw_seed = draw_seed
         self._next_request = 0
         self._requests = OpenRequests()
+        self._connections: tuple[TextConnection, ...] = ()
         self._texts: tuple[TextConnection, ...] = ()
+        """Those that new requests go to."""
         self._supervisor: Outbox[ApiToSupervisor] | None = None
         self._next_query = 1
         self._answers: dict[int, _Answer] = {}
@@ -246,7 +248,7 @@ class EngineClient:
             open_requests=len(self._requests),
             maps=(
                 ("requests", len(self._requests)),
-                ("requests_of_text_workers", sum(text.open_requests for text in self._texts)),
+                ("requests_of_text_workers", sum(text.open_requests for text in self._connections)),
             ),
             metrics=(
                 *self._requests.metrics(),
@@ -260,11 +262,16 @@ class EngineClient:
         """There is a link to the supervisor, or there is none any more."""
         self._supervisor = supervisor
 
-    def on_status(self, status: EngineStatus, texts: tuple[TextConnection, ...]) -> None:
-        """The engine's status changed; `texts` are its workers while it is READY. What other workers had is lost."""
-        gone = [text for text in self._texts if text not in texts]
+    def on_status(self, status: EngineStatus, connections: tuple[TextConnection, ...]) -> None:
+        """The engine's status changed; `connections` are those that there are now, and what others had is lost.
+
+        While it is READY new requests go to those of its generation; one before may still serve what it has.
+        """
+        gone = [text for text in self._connections if text not in connections]
         self._aborts_lost += sum(text.aborts_sent for text in gone)
-        self._texts, self._status = texts, status
+        self._connections, self._status = connections, status
+        is_ready = status.phase is EnginePhase.READY
+        self._texts = tuple(text for text in connections if is_ready and text.generation == status.generation)
         if gone:
             self._requests.lose(gone)
         self._tell_status()

@@ -166,7 +166,7 @@ class EngineConnection:
             links = tuple(
                 opened.enter_context(self._links.connect(API_TEXT, address, name)) for address in status.text_addresses
             )
-            texts = tuple(TextConnection(TextId(index), Outbox(capacity)) for index in range(len(links)))
+            texts = tuple(TextConnection(TextId(index), status.generation, Outbox(capacity)) for index in range(len(links)))
             return _Generation(status.generation, texts, links, opened.pop_all())
 
     async def _say_goodbye(self) -> None:

@@ -45,6 +45,7 @@ class TextConnection:
     """One text worker of one generation of the engine."""
 
     text: TextId
+    generation: int
     outbox: Outbox[ApiToText]
     open_requests: int = 0
     aborts_sent: int = 0
