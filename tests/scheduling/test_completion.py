@@ -125,3 +125,14 @@ def test_figures_add_up() -> None:
     assert (25, 8) == (figures.counters.prefix_lookup_tokens, figures.counters.prefix_hit_tokens)
     assert {FinishReason.LENGTH: 3} == figures.counters.finished
     assert len(rig.device.steps) == figures.counters.steps
+
+
+def test_all_that_a_result_leads_to_comes_in_one_value() -> None:
+    rig = Rig()
+    rig.admit(admit(1, prompt=4, tokens=1), now_us=100)
+    assert rig.launch(now_us=250)
+
+    effects = rig.scheduler.complete(rig.device.finish(), now_us=900)
+
+    assert [TokensEmitted, RequestsFinished] == [type(one.message) for one in effects.outgoing]
+    assert ((650,), ((650, 0),), 5) == (effects.prefill_us, effects.ended, effects.new_tokens)
