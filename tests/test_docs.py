@@ -14,7 +14,6 @@ from layered_llm.service.chat.flags import add_chat_arguments
 from layered_llm.service.settings import Settings, add_arguments
 from layered_llm.service.settings_sources import CONFIG_VARIABLE, variable
 from layered_llm.transport.http.endpoints import all_endpoints
-from layered_llm.transport.http.openai_schema.bodies import names_of
 from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
 from support.markdown import REPOSITORY, is_shown
 from support.settings_page import WIDTH, page
@@ -40,7 +39,7 @@ def test_the_api_page_names_every_endpoint() -> None:
 
 
 def test_the_api_page_names_every_field_of_openais_endpoints() -> None:
-    fields = {*names_of(CHAT), *names_of(COMPLETIONS)}
+    fields = {*CHAT, *COMPLETIONS}
 
     assert [] == sorted(name for name in fields if f"`{name}`" not in API)
 

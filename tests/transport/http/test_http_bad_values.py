@@ -63,7 +63,7 @@ def test_every_number_is_among_them() -> None:
     assert {"logprobs", "prompt", "truncate_prompt_tokens"} <= names[COMPLETIONS]
     assert {"sampling_params", "input_ids", "logprob_start_len"} <= names["/generate"]
     assert any('"max_new_tokens": -1' in wrong.value for wrong in bad_values("/generate"))
-    assert all(field.name in names[CHAT] for field in TABLES[CHAT] if "minimum" in field.schema)
+    assert all(field.name in names[CHAT] for field in TABLES[CHAT].values() if "minimum" in field.schema)
 
 
 def test_a_value_that_a_table_describes_wrongly_is_found() -> None:

@@ -10,7 +10,6 @@ import pytest
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.native import generate_body, tokenizer_bodies
 from layered_llm.transport.http.openai_schema import endpoint_fields
-from layered_llm.transport.http.openai_schema.bodies import names_of
 from layered_llm.transport.http.openai_schema.body_fields import STREAM_OPTIONS
 from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
 from layered_llm.transport.http.openai_schema.unsupported import WITHOUT_EFFECT, Neutral
@@ -49,28 +48,28 @@ ENDPOINTS = {
     "chat": Endpoint(
         parse=parse_chat,
         base={"messages": [{"role": "user", "content": "x"}]},
-        supported=names_of(endpoint_fields.CHAT),
+        supported=tuple(endpoint_fields.CHAT),
         refused=endpoint_fields.REFUSED_IN_CHAT,
         peers=peer_fields.CHAT_NAMES,
     ),
     "completions": Endpoint(
         parse=parse_completion,
         base={"prompt": "x"},
-        supported=names_of(endpoint_fields.COMPLETIONS),
+        supported=tuple(endpoint_fields.COMPLETIONS),
         refused=endpoint_fields.REFUSED_IN_COMPLETIONS,
         peers=peer_fields.COMPLETION_NAMES,
     ),
     "generate": Endpoint(
         parse=generate_body.parse_generate,
         base={"text": "x"},
-        supported=names_of(generate_body.GENERATE),
+        supported=tuple(generate_body.GENERATE),
         refused=generate_body.REFUSED_IN_GENERATE,
         peers=peer_fields.GENERATE_NAMES | peer_fields.SAMPLING_NAMES,
     ),
     "sampling_params": Endpoint(
         parse=parse_sampling,
         base={},
-        supported=names_of(generate_body.SAMPLING_PARAMS),
+        supported=tuple(generate_body.SAMPLING_PARAMS),
         refused=generate_body.REFUSED_IN_SAMPLING_PARAMS,
         peers=peer_fields.SAMPLING_NAMES,
         place="sampling_params.",
@@ -78,7 +77,7 @@ ENDPOINTS = {
     "tokenize": Endpoint(
         parse=tokenizer_bodies.parse_tokenize,
         base={"prompt": "x"},
-        supported=names_of(tokenizer_bodies.TOKENIZE),
+        supported=tuple(tokenizer_bodies.TOKENIZE),
         refused=tokenizer_bodies.REFUSED_IN_TOKENIZE,
         peers=peer_fields.TOKENIZE_NAMES,
         has_no_other_effect=True,
@@ -86,7 +85,7 @@ ENDPOINTS = {
     "detokenize": Endpoint(
         parse=tokenizer_bodies.parse_detokenize,
         base={"tokens": [1]},
-        supported=names_of(tokenizer_bodies.DETOKENIZE),
+        supported=tuple(tokenizer_bodies.DETOKENIZE),
         refused={},
         peers=peer_fields.DETOKENIZE_NAMES,
         has_no_other_effect=True,
@@ -94,7 +93,7 @@ ENDPOINTS = {
     "stream_options": Endpoint(
         parse=parse_stream_options,
         base={},
-        supported=names_of(STREAM_OPTIONS),
+        supported=tuple(STREAM_OPTIONS),
         refused={},
         peers=peer_fields.STREAM_OPTION_NAMES,
     ),

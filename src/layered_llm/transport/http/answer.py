@@ -55,16 +55,20 @@ class AnswerPlan:
     prompt_ids: tuple[Sequence[int], ...] | None = None
     """The ids of each prompt's tokens, where they are told, and with them those of the output."""
 
-    def start_logprobs(self) -> LogprobWriter:
-        """What words the log probabilities of one choice."""
-        return self.shape.start_logprobs(self.naming)
-
     def logprobs(
-        self, writer: LogprobWriter, output: Sequence[SampledLogprob], prompt: Sequence[SampledLogprob]
+        self,
+        writers: dict[int, LogprobWriter],
+        index: int,
+        output: Sequence[SampledLogprob],
+        prompt: Sequence[SampledLogprob],
     ) -> Json | None:
-        """What to tell of these tokens."""
+        """What to tell of these tokens of a choice, by the one of `writers` that words them, which is made where none is."""
         echoed = prompt if self.echoes_logprobs else ()
-        return writer.write(output, echoed) if output or echoed else None
+        if not (output or echoed):
+            return None
+        if index not in writers:
+            writers[index] = self.shape.start_logprobs(self.naming)
+        return writers[index].write(output, echoed)
 
     def is_plain(self, delta: ChoiceDelta) -> bool:
         """Whether a chunk of `delta`, if it is not the choice's first, differs in its text alone from the one before."""
@@ -133,8 +137,10 @@ class StreamedAnswer:
 
     _plan: AnswerPlan
     tally: Tally = attrs.field(init=False, default=_TALLY)
-    _opened: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
-    """What words the log probabilities of each choice that had output."""
+    _opened: set[int] = attrs.field(init=False, factory=set)
+    """Choices that had output."""
+    _writers: dict[int, LogprobWriter] = attrs.field(init=False, factory=dict)
+    """What words the log probabilities of each choice that had any."""
     _begun: set[int] = attrs.field(init=False, factory=set)
     """Choices that a chunk was sent of."""
     _plain: dict[int, sse.TextEvent] = attrs.field(init=False, factory=dict)
@@ -174,7 +180,7 @@ class StreamedAnswer:
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Iterator[bytes]:
         if index not in self._opened:
-            self._opened[index] = self._plan.start_logprobs()
+            self._opened.add(index)
             opening = self._plan.shape.opening(index)
             if opening is not None:
                 yield sse.event(self._chunk(self._plan.choice(opening, ())))
@@ -189,7 +195,7 @@ class StreamedAnswer:
 
     def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
         plan, shape = self._plan, self._plan.shape
-        logprobs = plan.logprobs(self._opened[index], delta.logprobs, delta.prompt_logprobs)
+        logprobs = plan.logprobs(self._writers, index, delta.logprobs, delta.prompt_logprobs)
         name = responses.finish_reason_name(delta.finish_reason)
         has_news = delta.text or logprobs is not None or (delta.token_ids and plan.prompt_ids is not None)
         if has_news:
@@ -203,7 +209,7 @@ class StreamedAnswer:
             yield plan.choice(shape.ending(index, name, delta.matched_stop), ())
 
     def _chunk(self, choice: Json) -> Json:
-        chunk = responses.chunk_object(self._plan.shape, self._plan.head, [choice])
+        chunk = responses.envelope(self._plan.head, self._plan.shape.chunk_object, [choice])
         if choice["index"] not in self._begun:
             self._begun.add(choice["index"])
             chunk = self._plan.body(chunk)
@@ -221,7 +227,7 @@ class StreamedAnswer:
             return failure(self.tally.error)
         if not self._plan.include_usage:
             return sse.DONE
-        chunk = responses.chunk_object(self._plan.shape, self._plan.head, [])
+        chunk = responses.envelope(self._plan.head, self._plan.shape.chunk_object, [])
         return sse.event({**chunk, "usage": responses.usage_object(self.tally.usage)}) + sse.DONE
 
 
@@ -357,16 +363,14 @@ class WholeAnswer:
         if self.is_long:
             logprobs = sse.Written(partial(self._logprob_pieces, choice))
         else:
-            logprobs = self._plan.logprobs(
-                self._plan.start_logprobs(), tuple(chain.from_iterable(choice.logprobs)), choice.prompt_logprobs
-            )
+            logprobs = self._plan.logprobs({}, index, tuple(chain.from_iterable(choice.logprobs)), choice.prompt_logprobs)
         whole = shape.whole(index, "".join(choice.texts), logprobs, name, choice.matched_stop)
         return self._plan.choice(whole, choice.token_ids)
 
     def _logprob_pieces(self, choice: _GrowingChoice) -> Iterator[bytes]:
         echoed = choice.prompt_logprobs if self._plan.echoes_logprobs else ()
         tokens = chain(echoed, *choice.logprobs)
-        writer, lists = self._plan.start_logprobs(), dict[str, bytearray | None]()
+        writer, lists = self._plan.shape.start_logprobs(self._plan.naming), dict[str, bytearray | None]()
         choice.logprobs = []
         is_echo = bool(echoed)
         while portion := tuple(islice(tokens, _TOKENS_OF_A_PIECE)):

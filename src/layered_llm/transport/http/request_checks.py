@@ -9,6 +9,7 @@ Many clients send no media type, and curl says that of a form: only a body that 
 15.5.16). One that is compressed cannot be read.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -16,11 +17,10 @@ from typing import Final, TypeAlias
 from layered_llm.transport.http.api_error import INVALID_REQUEST, ApiError, bad_request
 
 HeaderFields: TypeAlias = Mapping[bytes, Sequence[str]]
-"""By name in lower case, as ASGI has it, each as often as it is there."""
+"""By name in lower case, as ASGI has it, each as often as it is there, and so perhaps not at all."""
 
-_LOOKED_AT: Final = (
-    *(b"host", b"origin", b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"),
-    *(b"authorization", b"x-api-key", b"x-request-id"),
+_LOOKED_AT: Final = frozenset(
+    b"host origin content-type content-encoding content-length transfer-encoding authorization x-api-key x-request-id".split()
 )
 _VERSIONS: Final = frozenset({"1.0", "1.1", "2"})
 _VAGUE: Final = frozenset({"", "*/*", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain"})
@@ -29,9 +29,9 @@ _VAGUE: Final = frozenset({"", "*/*", "application/octet-stream", "application/x
 
 def fields_of(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
     """The header fields that are looked at before any handler."""
-    found: dict[bytes, list[str]] = {name: [] for name in _LOOKED_AT}
+    found = defaultdict[bytes, list[str]](list)
     for name, value in headers:
-        if name in found:
+        if name in _LOOKED_AT:
             found[name].append(value.decode("latin-1"))
     return found
 

@@ -92,7 +92,7 @@ def json_pieces(value: object) -> Iterator[bytes]:
 
 
 def event(value: object) -> bytes:
-    return framed(to_json(value))
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 def framed(encoded: bytes) -> bytes:

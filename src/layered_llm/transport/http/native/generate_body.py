@@ -17,7 +17,7 @@ from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import Field, Reader, boolean, checked, integer, names_of, read_all, string
+from layered_llm.transport.http.openai_schema.bodies import Field, Reader, boolean, checked, integer, read_all, string, table_of
 from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS, PLACEMENT, SAMPLING
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
@@ -38,7 +38,7 @@ _ALIKE: Final = (
 )  # fmt: skip
 """Members that SamplingParams has by the same name."""
 _OTHERS: Final = ("spaces_between_special_tokens", "top_k")
-SAMPLING_PARAMS: Final = (
+SAMPLING_PARAMS: Final = table_of(
     integer(
         "max_new_tokens", 0, TOKENS_LIMIT - 1, "Most tokens of a choice; 128 where absent. 0: the prompt alone is computed."
     ),
@@ -49,7 +49,7 @@ SAMPLING_PARAMS: Final = (
 )
 """The members of `sampling_params`, by SGLang's names."""
 
-REFUSED_IN_SAMPLING_PARAMS: Final[Neutral] = refused_beside(names_of(SAMPLING_PARAMS))
+REFUSED_IN_SAMPLING_PARAMS: Final[Neutral] = refused_beside(SAMPLING_PARAMS)
 
 
 def _texts(param: str, value: object) -> tuple[Prompt, ...]:
@@ -107,7 +107,7 @@ def _for_each(field: Field) -> Field:
 def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
     fields = read.json_object(param, value)
     try:
-        refuse(fields, REFUSED_IN_SAMPLING_PARAMS, names_of(SAMPLING_PARAMS))
+        refuse(fields, REFUSED_IN_SAMPLING_PARAMS, SAMPLING_PARAMS)
         return read_all(SAMPLING_PARAMS, fields)
     except ParameterError as error:
         raise ParameterError(f"{param}.{error.param}", f"{param}.{error.message}") from None
@@ -116,7 +116,7 @@ def _sampling_params(param: str, value: object) -> Mapping[str, Any]:
 SAMPLING_SCHEMA: Final = {
     "type": "object",
     "properties": {
-        **{field.name: described(nullable(field.schema), field.summary) for field in SAMPLING_PARAMS},
+        **{field.name: described(nullable(field.schema), field.summary) for field in SAMPLING_PARAMS.values()},
         **{name: one_of(*neutral, None) for name, neutral in REFUSED_IN_SAMPLING_PARAMS.items()},
     },
 }
@@ -128,7 +128,7 @@ _TOKEN_IDS: Final = {
 _SOME: Final = {"minItems": 1, "maxItems": MAX_CHOICES_PER_BODY}
 _RID: Final = {"type": "string", "minLength": 1, "maxLength": MAX_REQUEST_ID_CHARS}
 
-GENERATE: Final = (
+GENERATE: Final = table_of(
     Field(
         "text",
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, **_SOME}]},
@@ -164,7 +164,7 @@ GENERATE: Final = (
     boolean("return_text_in_logprobs", "Log probabilities name the text of their tokens."),
     *PLACEMENT,
 )
-REFUSED_IN_GENERATE: Final[Neutral] = refused_beside(names_of(GENERATE))
+REFUSED_IN_GENERATE: Final[Neutral] = refused_beside(GENERATE)
 
 
 @attrs.frozen(kw_only=True)
@@ -204,8 +204,8 @@ class NativeRequest:
 _ONLY_WITH_PROMPT: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "ignore_eos": "ignore_eos"}
 """Fields of mini-sglang's body, and what SGLang's has for them."""
 _WAYS: Final = (
-    *(name for name in names_of(GENERATE) if name not in _ONLY_WITH_PROMPT),
-    *(f"sampling_params.{name}" for name in names_of(SAMPLING_PARAMS)),
+    *(name for name in GENERATE if name not in _ONLY_WITH_PROMPT),
+    *(f"sampling_params.{name}" for name in SAMPLING_PARAMS),
 )
 """What may be given in place of a field that is not supported."""
 

@@ -14,7 +14,7 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import TOKENS_LIMIT
 from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import Field, boolean, checked, names_of, string
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, checked, string, table_of
 from layered_llm.transport.http.openai_schema.body_fields import MODEL
 from layered_llm.transport.http.openai_schema.endpoint_fields import TEMPLATE
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
@@ -30,7 +30,7 @@ def _token_ids(param: str, value: object) -> tuple[int, ...]:
     return read.token_ids(param, value, TOKENS_LIMIT)
 
 
-TOKENIZE: Final = (
+TOKENIZE: Final = table_of(
     Field("messages", MESSAGES_SCHEMA, parse_messages, "A conversation."),
     string("prompt", "A text in place of messages."),
     boolean("add_special_tokens", "The tokenizer's own tokens are put around the prompt: to a text, not to a conversation."),
@@ -39,9 +39,9 @@ TOKENIZE: Final = (
     MODEL,
 )
 
-REFUSED_IN_TOKENIZE: Final[Neutral] = refused_beside(names_of(TOKENIZE), only_prompt=True)
+REFUSED_IN_TOKENIZE: Final[Neutral] = refused_beside(TOKENIZE, only_prompt=True)
 
-DETOKENIZE: Final = (
+DETOKENIZE: Final = table_of(
     Field(
         "tokens",
         {

@@ -7,7 +7,8 @@ business of whoever reads the whole body. Every field may be null, which means t
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
@@ -38,24 +39,23 @@ class Field:
     summary: str
 
 
-Fields: TypeAlias = Sequence[Field]
-"""Of one body, or of an object in it."""
+Table: TypeAlias = Mapping[str, Field]
+"""The fields of one body, or of an object in it, by their names."""
 
 
-def names_of(table: Fields) -> Sequence[str]:
-    return [field.name for field in table]
+def table_of(*fields: Field) -> Table:
+    return {field.name: field for field in fields}
 
 
-def read_all(table: Fields, body: JsonObject) -> dict[str, Any]:
+def read_all(table: Table, body: JsonObject) -> dict[str, Any]:
     """The fields of `table` that are present in `body`, as their readers have them. Raises ParameterError."""
-    present = {name for name, value in body.items() if value is not None}
-    return {field.name: field.read(field.name, body[field.name]) for field in table if field.name in present}
+    return {name: table[name].read(name, value) for name, value in body.items() if value is not None and name in table}
 
 
 def checked(
     body: bytes,
     build: Callable[[JsonObject, JsonObject], RequestT],
-    table: Fields,
+    table: Table,
     refused: Neutral = NOTHING,
     ways: Iterable[str] | None = None,
 ) -> RequestT | ApiError:
@@ -67,7 +67,7 @@ def checked(
         fields = read.decode_object(body)
         if logger.isEnabledFor(logging.DEBUG):
             _log_ignored(fields, table)
-        refuse(fields, refused, (field.name for field in table) if ways is None else ways)
+        refuse(fields, refused, table if ways is None else ways)
         return build(read_all(table, fields), fields)
     except read.MalformedBody as error:
         return bad_request(str(error), code="invalid_json")
@@ -75,8 +75,8 @@ def checked(
         return bad_parameter(error)
 
 
-def _log_ignored(fields: JsonObject, table: Fields) -> None:
-    ignored = sorted(fields.keys() - names_of(table))
+def _log_ignored(fields: JsonObject, table: Table) -> None:
+    ignored = sorted(fields.keys() - table.keys())
     if ignored:
         logger.debug("fields without effect: %s", ignored)
 
@@ -84,13 +84,13 @@ def _log_ignored(fields: JsonObject, table: Fields) -> None:
 def integer(name: str, low: int, high: int, summary: str) -> Field:
     """Both ends belong to the range."""
     schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Field(name, schema, lambda param, value: read.integer(param, value, low, high), summary)
+    return Field(name, schema, partial(read.integer, low=low, high=high), summary)
 
 
 def number(name: str, low: float, high: float, summary: str, *, above_low: bool = False) -> Field:
     """Both ends belong to the range, but for the lower one where the value has to be `above_low`."""
     schema = {"type": "number", "exclusiveMinimum" if above_low else "minimum": low, "maximum": high}
-    return Field(name, schema, lambda param, value: read.number(param, value, low, high, above_low=above_low), summary)
+    return Field(name, schema, partial(read.number, low=low, high=high, above_low=above_low), summary)
 
 
 def boolean(name: str, summary: str) -> Field:
@@ -104,4 +104,4 @@ def string(name: str, summary: str) -> Field:
 def bounded_string(name: str, low: int, high: int, summary: str) -> Field:
     """Of `low` … `high` characters, both included."""
     schema = {"type": "string", "minLength": low, "maxLength": high}
-    return Field(name, schema, lambda param, value: read.bounded_text(param, value, low, high), summary)
+    return Field(name, schema, partial(read.bounded_text, low=low, high=high), summary)

@@ -26,7 +26,7 @@ from layered_llm.domain.sampling import (
     TOKENS_LIMIT,
 )
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import Field, boolean, bounded_string, integer, number, read_all
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, bounded_string, integer, number, read_all, table_of
 from layered_llm.transport.http.openai_schema.fields import Json
 
 MAX_REQUEST_ID_CHARS: Final = 128
@@ -109,7 +109,7 @@ def _kept_tokens(param: str, value: object) -> int:
 _STRINGS: Final[Json] = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}}
 _TOKEN_ID: Final[Json] = {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1}
 
-STREAM_OPTIONS: Final = (
+STREAM_OPTIONS: Final = table_of(
     boolean("include_usage", "The stream ends with a chunk that has no choices but the request's token counts."),
     boolean("continuous_usage_stats", "With include_usage: every chunk has the counts so far."),
 )
@@ -224,7 +224,7 @@ DELIVERY: Final = (
     boolean("stream", "The answer comes as server-sent events."),
     Field(
         "stream_options",
-        {"type": "object", "properties": {option.name: option.schema for option in STREAM_OPTIONS}},
+        {"type": "object", "properties": {option.name: option.schema for option in STREAM_OPTIONS.values()}},
         lambda param, value: read_all(STREAM_OPTIONS, read.json_object(param, value)),
         "Only where stream is true.",
     ),

@@ -9,7 +9,7 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import MAX_TURNS, Prompt
 from layered_llm.domain.sampling import MAX_CHOICES, MAX_LOGPROBS, TOKENS_LIMIT
 from layered_llm.transport.http.openai_schema import fields as read
-from layered_llm.transport.http.openai_schema.bodies import Field, boolean, integer, names_of, string
+from layered_llm.transport.http.openai_schema.bodies import Field, boolean, integer, string, table_of
 from layered_llm.transport.http.openai_schema.body_fields import COMMON
 from layered_llm.transport.http.openai_schema.fields import Json
 from layered_llm.transport.http.openai_schema.messages import MESSAGES_SCHEMA, parse_messages
@@ -90,7 +90,7 @@ TEMPLATE: Final = (
     ),
 )
 
-CHAT: Final = (
+CHAT: Final = table_of(
     Field("messages", MESSAGES_SCHEMA, parse_messages, "The conversation."),
     string("prompt", "A plain text in place of messages."),
     *COMMON,
@@ -100,12 +100,12 @@ CHAT: Final = (
 )
 """`/v1/chat/completions`."""
 
-COMPLETIONS: Final = (
+COMPLETIONS: Final = table_of(
     Field("prompt", _PROMPTS, _prompts, "One or more texts or lists of token ids."),
     *COMMON,
     integer("logprobs", 0, MAX_LOGPROBS, "Log probabilities are told, with so many of the likeliest tokens beside each."),
 )
 """`/v1/completions`."""
 
-REFUSED_IN_CHAT: Final[Neutral] = refused_beside(names_of(CHAT))
-REFUSED_IN_COMPLETIONS: Final[Neutral] = refused_beside(names_of(COMPLETIONS))
+REFUSED_IN_CHAT: Final[Neutral] = refused_beside(CHAT)
+REFUSED_IN_COMPLETIONS: Final[Neutral] = refused_beside(COMPLETIONS)

@@ -89,8 +89,7 @@ def parse_messages(param: str, value: object) -> tuple[ChatMessage, ...]:
 
 def _check_parts(param: str, turns: Sequence[object]) -> None:
     """A part costs as much as a turn, in however many turns they are."""
-    contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
+    parts = sum(len(content) for turn in turns if isinstance(turn, dict) and isinstance(content := turn.get("content"), list))
     if parts > MAX_TURNS:
         message = f"{param} holds {parts} text parts together, at most {MAX_TURNS} are allowed"
         raise ParameterError(f"{param}.content", message)
@@ -98,6 +97,7 @@ def _check_parts(param: str, turns: Sequence[object]) -> None:
 
 def _message(param: str, item: object) -> ChatMessage:
     fields = read.json_object(param, item)
+    first, other = _REASONING
     role = _role(param, fields)
     try:
         refuse(fields, _REFUSED)
@@ -109,7 +109,7 @@ def _message(param: str, item: object) -> ChatMessage:
         role=role,
         content=_content(f"{param}.content", fields.get("content"), role),
         name=_optional_text(param, fields, "name"),
-        reasoning=next(filter(None, (_optional_text(param, fields, name) for name in _REASONING)), None),
+        reasoning=_optional_text(param, fields, first) or _optional_text(param, fields, other) or None,
         tool_calls=_tool_calls(f"{param}.tool_calls", fields.get("tool_calls"), role),
         tool_call_id=_optional_text(param, fields, "tool_call_id"),
     )

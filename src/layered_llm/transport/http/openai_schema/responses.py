@@ -145,7 +145,7 @@ def usage_object(usage: Usage) -> Json:
 
 
 def response_object(shape: Shape, head: ResponseHead, choices: Sequence[Json], usage: Usage) -> Json:
-    return {**_envelope(head, shape.response_object, choices), "usage": usage_object(usage)}
+    return {**envelope(head, shape.response_object, choices), "usage": usage_object(usage)}
 
 
 def with_prompts(shape: Shape, body: Json, name: str, prompts: Sequence[object]) -> Json:
@@ -165,11 +165,8 @@ def with_token_ids(choice: Json, token_ids: Sequence[int]) -> Json:
     return {**choice, "token_ids": list(token_ids)}
 
 
-def chunk_object(shape: Shape, head: ResponseHead, choices: Sequence[Json]) -> Json:
-    return _envelope(head, shape.chunk_object, choices)
-
-
-def _envelope(head: ResponseHead, kind: str, choices: Sequence[Json]) -> Json:
+def envelope(head: ResponseHead, kind: str, choices: Sequence[Json]) -> Json:
+    """A response or chunk with these choices."""
     return {
         "id": head.id,
         "object": kind,

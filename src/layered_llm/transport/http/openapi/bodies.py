@@ -12,7 +12,7 @@ from typing import Any
 from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
-from layered_llm.transport.http.openai_schema.bodies import Field
+from layered_llm.transport.http.openai_schema.bodies import Table
 from layered_llm.transport.http.openai_schema.endpoint_fields import (
     CHAT,
     COMPLETIONS,
@@ -54,10 +54,10 @@ def abort_body() -> Json:
     return record({**named, "abort_all": boolean()}, optional=(*names, "abort_all"))
 
 
-def _body(table: Sequence[Field], refused: Mapping[str, tuple[Any, ...]], required: Sequence[str] = ()) -> Json:
+def _body(table: Table, refused: Mapping[str, tuple[Any, ...]], required: Sequence[str] = ()) -> Json:
     members = {
         field.name: described(field.schema if field.name in required else nullable(field.schema), field.summary)
-        for field in table
+        for field in table.values()
     }
     neutral = {
         name: described(nullable(one_of(*values)), "Not supported: only values that change nothing are taken.")
