@@ -48,7 +48,7 @@ async def abort_request(context: HttpContext) -> Response:
     except EngineLost:
         return error_reply(api_error.abort_unanswered(context.settings.retry_after_s))
     if asked is not None and not count:
-        return error_reply(api_error.request_not_open())
+        return error_reply(api_error.REQUEST_NOT_OPEN)
     return json_reply({"aborted": count})
 
 

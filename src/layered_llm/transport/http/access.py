@@ -47,4 +47,4 @@ def _not_admin(holder: Holder, keys: ApiKeys, listening: Listening) -> ApiError 
         return None
     if not keys.have_admin:
         return api_error.no_admin_key(is_guarded=keys.are_needed)
-    return api_error.not_the_admin_key(is_known=bool(holder.tenant))
+    return api_error.NOT_THE_ADMIN_KEY if holder.tenant else api_error.MISSING_ADMIN_KEY

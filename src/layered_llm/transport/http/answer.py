@@ -17,7 +17,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, SampledLogprob, Usage, logprob_entries
 from layered_llm.transport.http import sse
-from layered_llm.transport.http.api_error import ApiError, logits_not_finite, queue_timeout, request_failed
+from layered_llm.transport.http.api_error import LOGITS_NOT_FINITE, ApiError, error_of, queue_timeout
 from layered_llm.transport.http.openai_schema import responses
 from layered_llm.transport.http.openai_schema.logprobs import LogprobWriter, Naming, by_text, prompt_object
 from layered_llm.transport.http.openai_schema.responses import Json, ResponseHead, Shape
@@ -110,11 +110,11 @@ class Tally:
     def note_delta(self, delta: ChoiceDelta) -> None:
         # The request's own end may follow and says more.
         if delta.finish_reason is FinishReason.ABORT:
-            self.error = self.error or request_failed("The server ended the request.")
+            self.error = self.error or error_of("engine_error", "The server ended the request.")
         elif delta.finish_reason is FinishReason.ERROR:
-            self.error = self.error or logits_not_finite("The model's numbers for the request are not finite.")
+            self.error = self.error or LOGITS_NOT_FINITE
         elif delta.finish_reason is FinishReason.QUEUE_TIMEOUT:
-            self.error = self.error or queue_timeout("The request waited too long to be started.", self._retry_after_s)
+            self.error = self.error or queue_timeout(self._retry_after_s)
 
     def note_end(self, ended: RequestEnded) -> None:
         self._open -= 1
@@ -125,7 +125,7 @@ class Tally:
 
     def _worded(self, message: str) -> ApiError:
         """The error that a choice told, if any did, in the words of its request."""
-        return attrs.evolve(self.error or request_failed(message), message=message)
+        return attrs.evolve(self.error or error_of("engine_error", message), message=message)
 
 
 _TALLY: Final[Any] = attrs.Factory(lambda self: Tally(self._plan.prompts, self._plan.retry_after_s), takes_self=True)
@@ -277,7 +277,7 @@ def _divided(delta: ChoiceDelta, count: int, echoed: Sequence[SampledLogprob]) -
 
 def failure(error: ApiError) -> bytes:
     """The end of a stream that had already begun: clients find the error in the event, and the body ends in good order."""
-    return sse.event(responses.error_object(error)) + sse.DONE
+    return sse.event(error.body()) + sse.DONE
 
 
 @attrs.define

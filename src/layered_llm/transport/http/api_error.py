@@ -1,13 +1,14 @@
 """An error as this server tells it to its clients: a value that handlers return and never raise.
 
-Must not know: JSON names, the framework's response class.
+Must not know: the framework's response class.
 
 Invariants: 4xx is the caller's to mend and is never worth a retry, but for 429; 5xx says whether the same request may be
 sent again, since clients of the OpenAI family repeat every 5xx unless they are told not to.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import attrs
 
@@ -46,6 +47,44 @@ class ApiError:
             return {"Retry-After": str(self.retry_after_s), "x-should-retry": "true"}
         return {"x-should-retry": "false"} if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else {}
 
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's words."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+_KINDS: Final[Mapping[str, tuple[int, str]]] = {
+    "aborted": (HTTPStatus.SERVICE_UNAVAILABLE, ABORTED),
+    "abort_unanswered": (HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+    "admin_key_required": (HTTPStatus.FORBIDDEN, PERMISSION),
+    "engine_error": (HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    "engine_lost": (HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR),
+    "first_token_timeout": (HTTPStatus.GATEWAY_TIMEOUT, TIMEOUT),
+    "health_timeout": (HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+    "host_not_allowed": (HTTPStatus.FORBIDDEN, PERMISSION),
+    "http_version_not_supported": (HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, INVALID_REQUEST),
+    "idle_timeout": (HTTPStatus.GATEWAY_TIMEOUT, TIMEOUT),
+    "internal_error": (HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    "invalid_api_key": (HTTPStatus.UNAUTHORIZED, INVALID_REQUEST),
+    "logits_not_finite": (HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    "model_not_found": (HTTPStatus.NOT_FOUND, INVALID_REQUEST),
+    "origin_not_allowed": (HTTPStatus.FORBIDDEN, PERMISSION),
+    "queue_timeout": (HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+    "request_not_found": (HTTPStatus.NOT_FOUND, INVALID_REQUEST),
+    "request_timeout": (HTTPStatus.REQUEST_TIMEOUT, INVALID_REQUEST),
+    "server_full": (HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+    "shutting_down": (HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+    "slow_body": (HTTPStatus.REQUEST_TIMEOUT, TIMEOUT),
+    "too_many_bytes": (HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT),
+    "unsupported_media_type": (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST),
+}
+"""Status and type by code."""
+
+
+def error_of(code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> ApiError:
+    """The error of one of the codes that always have the same status and type."""
+    status, type_ = _KINDS[code]
+    return ApiError(status=status, type=type_, message=message, param=param, code=code, retry_after_s=retry_after_s)
+
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(status=HTTPStatus.BAD_REQUEST, type=INVALID_REQUEST, message=message, param=param, code=code)
@@ -55,19 +94,32 @@ def bad_parameter(error: ParameterError) -> ApiError:
     return bad_request(error.message, param=error.param, code="invalid_value")
 
 
-def no_api_key() -> ApiError:
-    message = "This server needs an API key, in a header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
-    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
-
-
-def wrong_api_key() -> ApiError:
-    message = "The API key is not one of this server's."
-    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
-
-
-def two_api_keys() -> ApiError:
-    message = "The request has two different API keys; send one, as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'."
-    return ApiError(status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST, message=message, code="invalid_api_key")
+NO_API_KEY: Final = error_of(
+    "invalid_api_key", "This server needs an API key, in a header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
+)
+WRONG_API_KEY: Final = error_of("invalid_api_key", "The API key is not one of this server's.")
+TWO_API_KEYS: Final = error_of(
+    "invalid_api_key",
+    "The request has two different API keys; send one, as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'.",
+)
+NOT_THE_ADMIN_KEY: Final = error_of(
+    "admin_key_required",
+    "This needs the admin key that the server was started with, in a header 'Authorization: Bearer KEY'.",
+)
+"""A key is there that does not open this."""
+MISSING_ADMIN_KEY: Final = attrs.evolve(NOT_THE_ADMIN_KEY, status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST)
+ABORTED_BY_ID: Final = error_of("aborted", "The request was aborted by its id.")
+"""It is not for the client's library to start it again."""
+REQUEST_NOT_OPEN: Final = error_of(
+    "request_not_found", "No request with this id is open: it has ended, or there was none.", param="rid"
+)
+REQUEST_UNKNOWN: Final = error_of(
+    "request_not_found", "No request with this id was asked with this API key, or it ended too long ago."
+)
+LOGITS_NOT_FINITE: Final = error_of("logits_not_finite", "The model's numbers for the request are not finite.")
+"""They are NaN or infinite: the same request will fare no better."""
+INTERNAL_ERROR: Final = error_of("internal_error", "The server met an unexpected error; its log says more.")
+"""A fault of this process; its cause is in the log and not for the caller."""
 
 
 def no_admin_key(*, is_guarded: bool) -> ApiError:
@@ -77,32 +129,11 @@ def no_admin_key(*, is_guarded: bool) -> ApiError:
         f"Only the server's administrator may ask for this, and it has no admin key while {why}. "
         "Start it with --admin-key-file FILE (or --admin-key, or LAYERED_LLM_ADMIN_KEY), and send that key."
     )
-    return ApiError(status=HTTPStatus.FORBIDDEN, type=PERMISSION, message=message, code="admin_key_required")
-
-
-def not_the_admin_key(*, is_known: bool) -> ApiError:
-    """A key is missing, or one is there that does not open this."""
-    return ApiError(
-        status=HTTPStatus.FORBIDDEN if is_known else HTTPStatus.UNAUTHORIZED,
-        type=PERMISSION if is_known else INVALID_REQUEST,
-        message="This needs the admin key that the server was started with, in a header 'Authorization: Bearer KEY'.",
-        code="admin_key_required",
-    )
-
-
-def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
-    message = f"The model {name!r} does not exist. This server serves: {', '.join(map(repr, served))}."
-    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, param="model", code="model_not_found")
+    return error_of("admin_key_required", message)
 
 
 def shutting_down(retry_after_s: int) -> ApiError:
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        type=UNAVAILABLE,
-        message="The server is shutting down.",
-        code="shutting_down",
-        retry_after_s=retry_after_s,
-    )
+    return error_of("shutting_down", "The server is shutting down.", retry_after_s=retry_after_s)
 
 
 def not_ready(status: EngineStatus, retry_after_s: int) -> ApiError:
@@ -118,117 +149,18 @@ def not_ready(status: EngineStatus, retry_after_s: int) -> ApiError:
 
 def engine_lost(status: EngineStatus, retry_after_s: int) -> ApiError:
     """The engine died with the request in it."""
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        type=SERVER_ERROR,
-        message="The engine that was working on this request is gone; the request was ended.",
-        code="engine_lost",
-        retry_after_s=None if status.phase is EnginePhase.FAILED else retry_after_s,
-    )
+    message = "The engine that was working on this request is gone; the request was ended."
+    return error_of("engine_lost", message, retry_after_s=None if status.phase is EnginePhase.FAILED else retry_after_s)
 
 
-def request_failed(message: str) -> ApiError:
-    """The engine ended the request by an error of its own."""
-    return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="engine_error")
-
-
-def logits_not_finite(message: str) -> ApiError:
-    """The model's numbers for the request are NaN or infinite: the same request will fare no better."""
-    return ApiError(status=HTTPStatus.INTERNAL_SERVER_ERROR, type=SERVER_ERROR, message=message, code="logits_not_finite")
-
-
-def queue_timeout(message: str, retry_after_s: int) -> ApiError:
+def queue_timeout(retry_after_s: int) -> ApiError:
     """The engine had no room for the request in time; it computed nothing of it, so that another try may do better."""
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        type=UNAVAILABLE,
-        message=message,
-        code="queue_timeout",
-        retry_after_s=retry_after_s,
-    )
-
-
-def too_many_bytes(message: str, retry_after_s: int) -> ApiError:
-    """One client asks this process to keep more than its share; later there may be room."""
-    return ApiError(
-        status=HTTPStatus.TOO_MANY_REQUESTS,
-        type=RATE_LIMIT,
-        message=message,
-        code="too_many_bytes",
-        retry_after_s=retry_after_s,
-    )
-
-
-def no_memory(message: str, retry_after_s: int) -> ApiError:
-    """All clients together ask this process to keep more than it may."""
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        type=UNAVAILABLE,
-        message=message,
-        code="server_full",
-        retry_after_s=retry_after_s,
-    )
-
-
-def answer_too_large(limit_bytes: int) -> ApiError:
-    """Whenever it is asked again, it will not fit."""
-    message = (
-        f"The answer takes more than {limit_bytes} bytes before it is complete; ask for fewer choices, tokens or log "
-        "probabilities, or for a stream."
-    )
-    return bad_request(message, param="stream", code="answer_too_large")
-
-
-def slow_body(slowest_bytes_per_s: int, patience_s: float) -> ApiError:
-    message = f"The body came slower than {slowest_bytes_per_s} bytes per second for {patience_s:g} s."
-    return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=TIMEOUT, message=message, code="slow_body")
-
-
-def late_body(timeout_s: float) -> ApiError:
-    message = f"The body was not complete after {timeout_s:g} s."
-    return ApiError(status=HTTPStatus.REQUEST_TIMEOUT, type=INVALID_REQUEST, message=message, code="request_timeout")
-
-
-def timed_out(message: str, code: str) -> ApiError:
-    """The engine was too slow for a limit of this server; a repetition would only add to its load."""
-    return ApiError(status=HTTPStatus.GATEWAY_TIMEOUT, type=TIMEOUT, message=message, code=code)
-
-
-def aborted() -> ApiError:
-    """Somebody ended the request by its id; it is not for the client's library to start it again."""
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE, type=ABORTED, message="The request was aborted by its id.", code="aborted"
-    )
-
-
-def request_not_open() -> ApiError:
-    message = "No request with this id is open: it has ended, or there was none."
-    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, param="rid", code="request_not_found")
-
-
-def request_unknown() -> ApiError:
-    message = "No request with this id was asked with this API key, or it ended too long ago."
-    return ApiError(status=HTTPStatus.NOT_FOUND, type=INVALID_REQUEST, message=message, code="request_not_found")
+    return error_of("queue_timeout", "The request waited too long to be started.", retry_after_s=retry_after_s)
 
 
 def abort_unanswered(retry_after_s: int) -> ApiError:
-    return ApiError(
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        type=UNAVAILABLE,
-        message="A process that may have the request does not answer.",
-        code="abort_unanswered",
-        retry_after_s=retry_after_s,
-    )
-
-
-def internal_error() -> ApiError:
-    """A fault of this process; its cause is in the log and not for the caller."""
-    return ApiError(
-        status=HTTPStatus.INTERNAL_SERVER_ERROR,
-        type=SERVER_ERROR,
-        message="The server met an unexpected error; its log says more.",
-        code="internal_error",
-    )
+    message = "A process that may have the request does not answer."
+    return error_of("abort_unanswered", message, retry_after_s=retry_after_s)
 
 
 def rejection(rejected: Rejected, retry_after_s: int) -> ApiError:

@@ -75,7 +75,7 @@ class ApiKeys:
             return ANYBODY
         presented = {*_bearers(authorizations), *(key.strip() for key in api_keys)} - {""}
         if len(presented) > 1:
-            return api_error.two_api_keys()
+            return api_error.TWO_API_KEYS
         digests = [_digest(key) for key in presented]
         found = [
             Holder(tenant=key.name, is_admin=is_admin)
@@ -88,7 +88,7 @@ class ApiKeys:
             return found[0]
         if not self.are_needed:
             return ANYBODY
-        return api_error.wrong_api_key() if presented else api_error.no_api_key()
+        return api_error.WRONG_API_KEY if presented else api_error.NO_API_KEY
 
 
 def _bearers(authorizations: Iterable[str]) -> Iterable[str]:

@@ -228,4 +228,4 @@ def _message(error: HTTPException, code: int) -> str:
 
 async def _on_exception(error: Exception) -> Response:
     logger.error("request ended by an unexpected error", exc_info=error)
-    return error_reply(api_error.internal_error())
+    return error_reply(api_error.INTERNAL_ERROR)

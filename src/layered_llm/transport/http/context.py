@@ -13,7 +13,7 @@ from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.placement import Placement
 from layered_llm.transport.http import api_error
-from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_error import ApiError, error_of
 from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.drain import Drain
@@ -72,18 +72,27 @@ class HttpContext:
             return names[0]
         if asked in names or self.settings.any_model_name:
             return asked
-        return api_error.model_not_found(asked, names)
+        return error_of(
+            "model_not_found",
+            f"The model {asked!r} does not exist. This server serves: {', '.join(map(repr, names))}.",
+            param="model",
+        )
 
     def no_room_for_answer(self, over: Over, kept: ByteHold) -> ApiError:
         """The error of an answer that does not fit beside the others, or that never will."""
         match over:
             case Over.ACCOUNT if kept.is_alone:
-                return api_error.answer_too_large(self.answers.account_bytes)
+                message = (
+                    f"The answer takes more than {self.answers.account_bytes} bytes before it is complete; ask for fewer "
+                    "choices, tokens or log probabilities, or for a stream."
+                )
+                return api_error.bad_request(message, param="stream", code="answer_too_large")
             case Over.ACCOUNT:
                 message = f"The answers that this client waits for exceed {self.answers.account_bytes} bytes."
-                return api_error.too_many_bytes(message, self.settings.retry_after_s)
+                return error_of("too_many_bytes", message, retry_after_s=self.settings.retry_after_s)
             case Over.PROCESS:
-                return api_error.no_memory("The server has no room for another whole answer.", self.settings.retry_after_s)
+                message = "The server has no room for another whole answer."
+                return error_of("server_full", message, retry_after_s=self.settings.retry_after_s)
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -98,11 +107,11 @@ class HttpContext:
         """Why nothing more comes of a request."""
         match why:
             case RequestAborted():
-                return api_error.aborted()
+                return api_error.ABORTED_BY_ID
             case BacklogFull():
                 limit = self.answers.account_bytes
                 message = f"The answer was read too slowly: at most {limit} bytes wait for one client."
-                return api_error.too_many_bytes(message, self.settings.retry_after_s)
+                return error_of("too_many_bytes", message, retry_after_s=self.settings.retry_after_s)
             case EngineLost():
                 return self.engine_lost()
             case _ as unreachable:

@@ -298,7 +298,7 @@ class _StreamWriter:
             return self._fail(self._context.lost(why))
         except Exception:
             logger.exception("stream ended by an unexpected error")
-            return self._fail(api_error.internal_error())
+            return self._fail(api_error.INTERNAL_ERROR)
         finally:
             self.is_done = self._failed or (self._answer.tally.is_complete and self._next is None)
             if self.is_done:

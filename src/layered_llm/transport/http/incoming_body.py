@@ -19,8 +19,7 @@ import trio
 from hypercorn.typing import ASGIReceiveCallable
 from quart.wrappers.request import Body
 
-from layered_llm.transport.http import api_error
-from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_error import ApiError, error_of
 from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.fair_work import FairWork
 
@@ -33,7 +32,7 @@ LARGE_BODY_BYTES: Final = 32 << 10
 SLOWEST_BYTES_PER_S: Final = 16_000
 PATIENCE_S: Final = 10.0
 _BYTES_IN_TIME: Final = int(SLOWEST_BYTES_PER_S * PATIENCE_S)
-_SLOW: Final = api_error.slow_body(SLOWEST_BYTES_PER_S, PATIENCE_S)
+_SLOW: Final = error_of("slow_body", f"The body came slower than {SLOWEST_BYTES_PER_S} bytes per second for {PATIENCE_S:g} s.")
 
 
 @attrs.frozen
@@ -49,11 +48,11 @@ class BodyRules:
         """The error of a body that does not fit beside the others."""
         match over:
             case Over.ACCOUNT:
-                return api_error.too_many_bytes(
-                    f"The bodies that this client sends at once exceed {self.budget.account_bytes} bytes.", self.retry_after_s
-                )
+                message = f"The bodies that this client sends at once exceed {self.budget.account_bytes} bytes."
+                return error_of("too_many_bytes", message, retry_after_s=self.retry_after_s)
             case Over.PROCESS:
-                return api_error.no_memory("The server has no room for another request body.", self.retry_after_s)
+                message = "The server has no room for another request body."
+                return error_of("server_full", message, retry_after_s=self.retry_after_s)
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -96,7 +95,8 @@ class IncomingBody:
                 return
         if scope.cancelled_caught:
             is_late = trio.current_time() >= ends_s
-            self._refuse(api_error.late_body(self._rules.timeout_s) if is_late else _SLOW)
+            late = error_of("request_timeout", f"The body was not complete after {self._rules.timeout_s:g} s.")
+            self._refuse(late if is_late else _SLOW)
         while (await receive())["type"] == "http.request":
             pass
 

@@ -10,12 +10,11 @@ is JSON is proof enough. What is no browser sends no Origin, and is free in all 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Final
 
 import attrs
 
-from layered_llm.transport.http.api_error import INVALID_REQUEST, PERMISSION, ApiError
+from layered_llm.transport.http.api_error import ApiError, error_of
 from layered_llm.transport.http.listening import is_loopback_address
 
 ANY: Final = "*"
@@ -53,17 +52,13 @@ class PageRules:
         if is_loopback:
             for host in asking.hosts:
                 if not self._is_own_name(host):
-                    return _forbidden("host_not_allowed", _wrong_host(host))
+                    return error_of("host_not_allowed", _wrong_host(host))
             for origin in asking.origins:
                 if not (self._is_allowed(origin) or _is_own(origin, asking.hosts)):
-                    return _forbidden("origin_not_allowed", _wrong_origin(origin))
+                    return error_of("origin_not_allowed", _wrong_origin(origin))
         if asking.origins and asking.method not in _READING and not _are_json(asking.content_types):
-            return ApiError(
-                status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                type=INVALID_REQUEST,
-                message="A request with an Origin must have a body of the type application/json.",
-                code="unsupported_media_type",
-            )
+            message = "A request with an Origin must have a body of the type application/json."
+            return error_of("unsupported_media_type", message)
         return None
 
     def headers(self, origins: Sequence[str], requested_headers: str | None, *, is_preflight: bool) -> Mapping[str, str]:
@@ -122,10 +117,6 @@ def _is_own(origin: str, hosts: Iterable[str]) -> bool:
 
 def _are_json(content_types: Sequence[str]) -> bool:
     return bool(content_types) and all(each.partition(";")[0].strip().lower() == "application/json" for each in content_types)
-
-
-def _forbidden(code: str, message: str) -> ApiError:
-    return ApiError(status=HTTPStatus.FORBIDDEN, type=PERMISSION, message=message, code=code)
 
 
 def _wrong_host(host: str) -> str:

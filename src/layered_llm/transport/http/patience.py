@@ -8,8 +8,7 @@ by it; and only output starts the count again, so that a comment that keeps the 
 
 import attrs
 
-from layered_llm.transport.http import api_error
-from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_error import ApiError, error_of
 
 
 @attrs.define(eq=False)
@@ -43,5 +42,5 @@ class Patience:
     def error(self) -> ApiError:
         """What to tell the client when it is over."""
         if self._has_output:
-            return api_error.timed_out(f"No token came for {self._idle_s:g} s.", "idle_timeout")
-        return api_error.timed_out(f"No token came within {self._first_token_s:g} s.", "first_token_timeout")
+            return error_of("idle_timeout", f"No token came for {self._idle_s:g} s.")
+        return error_of("first_token_timeout", f"No token came within {self._first_token_s:g} s.")

@@ -12,7 +12,6 @@ from quart import Response
 
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.responses import error_object
 
 JSON_TYPE: Final = "application/json"
 
@@ -23,4 +22,4 @@ def json_reply(body: object, status: int = HTTPStatus.OK, headers: Mapping[str, 
 
 def error_reply(error: ApiError, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
     """With `headers` beside those of the error."""
-    return json_reply(error_object(error), error.status, {**error.headers(), **headers})
+    return json_reply(error.body(), error.status, {**error.headers(), **headers})

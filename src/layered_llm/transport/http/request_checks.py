@@ -11,10 +11,9 @@ Many clients send no media type, and curl says that of a form: only a body that 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Final, TypeAlias
 
-from layered_llm.transport.http.api_error import INVALID_REQUEST, ApiError, bad_request
+from layered_llm.transport.http.api_error import ApiError, bad_request, error_of
 
 HeaderFields: TypeAlias = Mapping[bytes, Sequence[str]]
 """By name in lower case, as ASGI has it, each as often as it is there, and so perhaps not at all."""
@@ -39,12 +38,8 @@ def fields_of(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
 def refused_framing(version: str, fields: HeaderFields) -> ApiError | None:
     """Why no request of HTTP `version` with these headers is answered, if so; the connection ends with the response."""
     if version not in _VERSIONS:
-        return ApiError(
-            status=HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
-            type=INVALID_REQUEST,
-            message=f"This server does not speak HTTP/{version}; use HTTP/1.1 or HTTP/2.",
-            code="http_version_not_supported",
-        )
+        message = f"This server does not speak HTTP/{version}; use HTTP/1.1 or HTTP/2."
+        return error_of("http_version_not_supported", message)
     if fields[b"content-length"] and fields[b"transfer-encoding"]:
         return bad_request("The request has a Content-Length and a Transfer-Encoding; send one of them.", code="two_lengths")
     return None
@@ -54,14 +49,8 @@ def refused_body(fields: HeaderFields) -> ApiError | None:
     """Why a body with these headers is not read, if so."""
     coding = next(iter(fields[b"content-encoding"]), "").strip().lower()
     if coding not in ("", "identity"):
-        return _unsupported(f"The body is encoded as {coding!r}; send it as it is.")
+        return error_of("unsupported_media_type", f"The body is encoded as {coding!r}; send it as it is.")
     media_type = next(iter(fields[b"content-type"]), "").partition(";")[0].strip().lower()
     if media_type in _VAGUE or "json" in media_type:
         return None
-    return _unsupported(f"The body is of type {media_type!r}; send application/json.")
-
-
-def _unsupported(message: str) -> ApiError:
-    return ApiError(
-        status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, type=INVALID_REQUEST, message=message, code="unsupported_media_type"
-    )
+    return error_of("unsupported_media_type", f"The body is of type {media_type!r}; send application/json.")

@@ -20,12 +20,12 @@ async def request_fate(context: HttpContext, name: str) -> Response:
     """404 for what this key never asked, and for what ended so long ago that nobody remembers."""
     holder = exchange_of(request).holder
     if len(name) > LONGEST_ID_CHARS:
-        return error_reply(api_error.request_unknown())
+        return error_reply(api_error.REQUEST_UNKNOWN)
     try:
         fate = await context.engine.find(request_of(name), None if holder.is_admin else holder.tenant, names_of(name))
     except EngineLost:
         return error_reply(api_error.abort_unanswered(context.settings.retry_after_s))
     if fate is None:
-        return error_reply(api_error.request_unknown())
+        return error_reply(api_error.REQUEST_UNKNOWN)
     status = "open" if fate.is_open else "ended"
     return json_reply({"id": name, "status": status, "reason": fate.reason or None, "error": fate.error})

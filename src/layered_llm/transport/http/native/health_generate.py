@@ -6,7 +6,6 @@ Unlike `/health` it waits its turn and is computed, so that it also finds an eng
 """
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Final
 
 import attrs
@@ -19,7 +18,7 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
 from layered_llm.transport.http import sse
 from layered_llm.transport.http.answer import Tally
-from layered_llm.transport.http.api_error import UNAVAILABLE, ApiError
+from layered_llm.transport.http.api_error import error_of
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.generation import respond_at_once
@@ -35,15 +34,8 @@ async def health_generate(context: HttpContext) -> Response:
     with trio.move_on_after(LIMIT_S):
         answer = _OneToken(Tally(1, context.settings.retry_after_s))
         return await respond_at_once(context, exchange_of(request), _Probe(), lambda _begun: answer)
-    return error_reply(
-        ApiError(
-            status=HTTPStatus.SERVICE_UNAVAILABLE,
-            type=UNAVAILABLE,
-            message=f"No token came within {LIMIT_S:g} s.",
-            code="health_timeout",
-            retry_after_s=context.settings.retry_after_s,
-        )
-    )
+    message = f"No token came within {LIMIT_S:g} s."
+    return error_reply(error_of("health_timeout", message, retry_after_s=context.settings.retry_after_s))
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Response bodies, stream chunks, the list of models and errors, in OpenAI's words.
+"""Response bodies, stream chunks, and the list of models, in OpenAI's words.
 
 Must not know: HTTP, events, in which order chunks are sent.
 
@@ -13,7 +13,6 @@ import attrs
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import Usage
-from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.openai_schema.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -175,10 +174,6 @@ def envelope(head: ResponseHead, kind: str, choices: Sequence[Json]) -> Json:
         "choices": choices,
         "system_fingerprint": head.fingerprint,
     }
-
-
-def error_object(error: ApiError) -> Json:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def model_object(name: str, created_s: int, context_tokens: int | None) -> Json:
