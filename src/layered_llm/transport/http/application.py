@@ -18,10 +18,9 @@ from werkzeug.routing import BaseConverter, MapAdapter
 
 from layered_llm.domain.engine import Engine
 from layered_llm.transport.http import api_error
-from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.access_log import AccessLog
 from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ApiKeys, Holder
+from layered_llm.transport.http.api_keys import Access, ApiKeys, Holder, refused
 from layered_llm.transport.http.byte_budget import ByteBudget
 from layered_llm.transport.http.connection import Exchange, OwningConnection, RefusedWebsocket, exchange_of
 from layered_llm.transport.http.context import HttpContext

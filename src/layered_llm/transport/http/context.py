@@ -19,9 +19,9 @@ from layered_llm.transport.http.byte_budget import ByteBudget, ByteHold, Over
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.settings import HttpSettings
+from layered_llm.transport.http.sources import Patience
 
 
 @attrs.frozen(kw_only=True, eq=False)

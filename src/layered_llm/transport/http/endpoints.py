@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-from layered_llm.transport.http.abort_request import abort_request
 from layered_llm.transport.http.about import model_info, root, server_info, version
-from layered_llm.transport.http.access import Access
+from layered_llm.transport.http.api_keys import Access
+from layered_llm.transport.http.json_schema import Json, ref
 from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
 from layered_llm.transport.http.native.generate import generate
 from layered_llm.transport.http.native.health_generate import health_generate
@@ -24,9 +24,8 @@ from layered_llm.transport.http.openapi.bodies import (
     tokenize_body,
 )
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
-from layered_llm.transport.http.openapi.schema import Json, ref
 from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
-from layered_llm.transport.http.request_fate import request_fate
+from layered_llm.transport.http.requests_by_id import abort_request, request_fate
 
 _STREAM: Final = "text/event-stream"
 _GENERATION_ERRORS: Final = (

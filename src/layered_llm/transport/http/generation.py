@@ -29,9 +29,8 @@ from layered_llm.transport.http.connection import Exchange
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.fair_work import FairWork
-from layered_llm.transport.http.patience import Patience
 from layered_llm.transport.http.replies import JSON_TYPE, error_reply
-from layered_llm.transport.http.sources import Batch, EventSource, PromptAborted, Quiet, next_batch, open_source
+from layered_llm.transport.http.sources import Batch, EventSource, Patience, PromptAborted, Quiet, next_batch, open_source
 
 logger = logging.getLogger(__name__)
 

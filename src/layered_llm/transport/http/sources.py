@@ -1,10 +1,13 @@
-"""The events of all engine streams behind one response, as one sequence.
+"""The events of all engine streams of one response, as one sequence, and how long the response waits for the next of them.
 
 Must not know: JSON, what an event means for the response.
 
 A response with one prompt reads its stream directly. One with several has a task for each stream, in the nursery of the
 exchange: a response generator may hold no nursery across its yields. A task takes no second batch before its first one was
 taken, so that a slow client is seen by the engine's queues and not hidden by one of ours.
+
+Only time spent waiting for the engine counts, so that a client who is slow to take what it is sent loses nothing by it; and
+only output starts the count again, so that a comment that keeps the connection alive does not.
 """
 
 import enum
@@ -18,8 +21,8 @@ import trio
 from layered_llm.domain.engine import EngineStream, RequestAborted
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.stream import RequestEnded, StreamEvent
+from layered_llm.transport.http.api_error import ApiError, error_of
 from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.patience import Patience
 
 Batch = tuple[tuple[int, StreamEvent], ...]
 """Events with the place of their prompt in the request."""
@@ -51,6 +54,41 @@ class EventSource(Protocol):
 
         Raises EngineLost, PromptAborted as the one after which it goes on with the other prompts.
         """
+
+
+@attrs.define(eq=False)
+class Patience:
+    """First with the time to the first token, then, from each output to the next, with the idle time; `inf` is no bound.
+
+    It is that of the whole response: where there are several choices, any of them counts.
+    """
+
+    _first_token_s: float
+    _idle_s: float
+    _has_output: bool = attrs.field(init=False, default=False)
+    _left_s: float = attrs.field(init=False, default=attrs.Factory(lambda self: self._first_token_s, takes_self=True))
+
+    @property
+    def left_s(self) -> float:
+        return self._left_s
+
+    @property
+    def is_over(self) -> bool:
+        return self._left_s <= 0
+
+    def spend(self, waited_s: float) -> None:
+        """So much was waited, and nothing came."""
+        self._left_s -= waited_s
+
+    def renew(self) -> None:
+        """Output came."""
+        self._has_output, self._left_s = True, self._idle_s
+
+    def error(self) -> ApiError:
+        """What to tell the client when it is over."""
+        if self._has_output:
+            return error_of("idle_timeout", f"No token came for {self._idle_s:g} s.")
+        return error_of("first_token_timeout", f"No token came within {self._first_token_s:g} s.")
 
 
 async def next_batch(source: EventSource, drain: Drain, patience: Patience, timeout_s: float) -> Batch | Quiet:

@@ -16,12 +16,12 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import MAX_LOGPROBS, SEED_LIMIT, TOKENS_LIMIT, SamplingParams
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.json_schema import described, nullable, one_of
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.bodies import Field, Reader, boolean, checked, integer, read_all, string, table_of
 from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS, PLACEMENT, SAMPLING
 from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse, refused_beside
-from layered_llm.transport.http.openapi.schema import described, nullable, one_of
 
 DEFAULT_NEW_TOKENS: Final = 128
 """What SGLang generates when the body names no limit."""

@@ -10,10 +10,10 @@ from typing import Final
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.messages.prompts import MAX_TURNS, ChatMessage, ToolCall
+from layered_llm.transport.http.json_schema import one_of
 from layered_llm.transport.http.openai_schema import fields as read
 from layered_llm.transport.http.openai_schema.fields import Json
 from layered_llm.transport.http.openai_schema.unsupported import Neutral, refuse
-from layered_llm.transport.http.openapi.schema import one_of
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING: Final = ("reasoning_content", "reasoning")

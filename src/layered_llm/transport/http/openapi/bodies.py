@@ -9,7 +9,7 @@ Unknown members are ignored. `tests/transport/http/test_http_openapi.py` compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from layered_llm.transport.http.abort_request import LONGEST_ID_CHARS
+from layered_llm.transport.http.json_schema import Json, boolean, described, nullable, one_of, record, string
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.bodies import Table
@@ -19,7 +19,7 @@ from layered_llm.transport.http.openai_schema.endpoint_fields import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
 )
-from layered_llm.transport.http.openapi.schema import Json, boolean, described, nullable, one_of, record, string
+from layered_llm.transport.http.requests_by_id import LONGEST_ID_CHARS
 
 
 def chat_body() -> Json:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Final
 
-from layered_llm.transport.http.access import Access
+from layered_llm.transport.http.api_keys import Access
+from layered_llm.transport.http.json_schema import Json, ref
 from layered_llm.transport.http.openapi.endpoint import BODY_ERRORS, JSON, PREFIX, Endpoint
-from layered_llm.transport.http.openapi.schema import Json, ref
 
 _IN_HEADERS: Final[dict[str, Json]] = {
     "": {"type": "http", "scheme": "bearer"},

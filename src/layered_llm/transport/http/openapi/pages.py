@@ -13,8 +13,7 @@ from typing import Final
 from quart import Response
 
 from layered_llm.transport.http import sse
-from layered_llm.transport.http.access import Access
-from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.api_keys import Access, ApiKeys
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.openapi.components import COMPONENTS
 from layered_llm.transport.http.openapi.document import document

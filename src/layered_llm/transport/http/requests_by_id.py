@@ -1,5 +1,6 @@
-"""`POST /abort_request`: ends a request by the id in its response, whichever API process has it: one of the same API key, or,
-for an admin, anybody's. All requests are ended only for those who may change others' things.
+"""`POST /abort_request` ends a request by the id in its response, `GET /requests/ID` says whether it is open or how it ended:
+whichever API process has it, one of the same API key, or, for an admin, anybody's. Another one's is as one that never was. All
+requests are ended only for those who may change others' things.
 
 Must not know: how the process that has a request is found.
 
@@ -14,8 +15,8 @@ from quart import Response, request
 from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import ParameterError
 from layered_llm.transport.http import api_error
-from layered_llm.transport.http.access import Access, refused
 from layered_llm.transport.http.api_error import ApiError
+from layered_llm.transport.http.api_keys import Access, refused
 from layered_llm.transport.http.connection import exchange_of
 from layered_llm.transport.http.context import HttpContext
 from layered_llm.transport.http.openai_schema.body_fields import MAX_REQUEST_ID_CHARS
@@ -50,6 +51,21 @@ async def abort_request(context: HttpContext) -> Response:
     if asked is not None and not count:
         return error_reply(api_error.REQUEST_NOT_OPEN)
     return json_reply({"aborted": count})
+
+
+async def request_fate(context: HttpContext, name: str) -> Response:
+    """404 for what this key never asked, and for what ended so long ago that nobody remembers."""
+    holder = exchange_of(request).holder
+    if len(name) > LONGEST_ID_CHARS:
+        return error_reply(api_error.REQUEST_UNKNOWN)
+    try:
+        fate = await context.engine.find(request_of(name), None if holder.is_admin else holder.tenant, names_of(name))
+    except EngineLost:
+        return error_reply(api_error.abort_unanswered(context.settings.retry_after_s))
+    if fate is None:
+        return error_reply(api_error.REQUEST_UNKNOWN)
+    status = "open" if fate.is_open else "ended"
+    return json_reply({"id": name, "status": status, "reason": fate.reason or None, "error": fate.error})
 
 
 def _asked(body: bytes) -> str | ApiError | None:
