@@ -3,7 +3,8 @@
 Must not know: how an endpoint answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -35,8 +36,9 @@ _GENERATION_ERRORS: Final = (
     HTTPStatus.GATEWAY_TIMEOUT,
 )
 _QUESTION_ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_HEALTH: Final = json_answer("Health")
+_REQUEST_ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
 _UNHEALTHY: Final[dict[int, Json]] = {HTTPStatus.SERVICE_UNAVAILABLE: ref("Unavailable")}
+_POST: Final = ("POST",)
 
 
 def all_endpoints() -> Sequence[Endpoint]:
@@ -44,222 +46,141 @@ def all_endpoints() -> Sequence[Endpoint]:
     return (*_openai(), *_native(), *_about_the_server(), *_orders())
 
 
-def _openai() -> Sequence[Endpoint]:
-    return (
-        Endpoint(
-            name="chat_completions",
-            path="/chat/completions",
-            handler=chat_completions,
-            methods=("POST",),
-            summary="Continues a conversation.",
-            tag="openai",
-            is_aliased=True,
-            body=chat_body(),
-            answers=_whole_or_streamed("ChatCompletion"),
-            errors=_GENERATION_ERRORS,
-        ),
-        Endpoint(
-            name="completions",
-            path="/completions",
-            handler=completions,
-            methods=("POST",),
-            summary="Continues one or more texts.",
-            tag="openai",
-            is_aliased=True,
-            body=completion_body(),
-            answers=_whole_or_streamed("Completion"),
-            errors=_GENERATION_ERRORS,
-        ),
-        Endpoint(
-            name="models",
-            path="/models",
-            handler=list_models,
-            summary="The names of the model.",
-            tag="openai",
-            is_aliased=True,
-            answers=json_answer("ModelList"),
-        ),
-        Endpoint(
-            name="model",
-            path="/models/<path:name>",
-            handler=retrieve_model,
-            summary="The model of this name.",
-            tag="openai",
-            is_aliased=True,
-            answers=json_answer("Model"),
-            errors=(HTTPStatus.NOT_FOUND,),
-        ),
+def _openai() -> Iterator[Endpoint]:
+    openai = partial(Endpoint, tag="openai", is_aliased=True)
+    generation = partial(openai, methods=_POST, errors=_GENERATION_ERRORS)
+    yield generation(
+        "chat_completions",
+        "/chat/completions",
+        chat_completions,
+        "Continues a conversation.",
+        answers=_whole_or_streamed("ChatCompletion"),
+        body=chat_body(),
+    )
+    yield generation(
+        "completions",
+        "/completions",
+        completions,
+        "Continues one or more texts.",
+        answers=_whole_or_streamed("Completion"),
+        body=completion_body(),
+    )
+    yield openai("models", "/models", list_models, "The names of the model.", answers=json_answer("ModelList"))
+    yield openai(
+        "model",
+        "/models/<path:name>",
+        retrieve_model,
+        "The model of this name.",
+        answers=json_answer("Model"),
+        errors=(HTTPStatus.NOT_FOUND,),
     )
 
 
-def _native() -> Sequence[Endpoint]:
-    return (
-        Endpoint(
-            name="generate",
-            path="/generate",
-            handler=generate,
-            methods=("POST",),
-            summary="Continues one or more texts or lists of token ids, in SGLang's words.",
-            tag="native",
-            body=generate_body(),
-            answers=_whole_or_streamed("Generated"),
-            errors=_GENERATION_ERRORS,
-        ),
-        Endpoint(
-            name="tokenize",
-            path="/tokenize",
-            handler=tokenize,
-            methods=("POST",),
-            summary="The tokens of a text or a conversation: those that completions and chat make of it.",
-            tag="native",
-            is_aliased=True,
-            body=tokenize_body(),
-            answers=json_answer("Tokenized"),
-            errors=_QUESTION_ERRORS,
-        ),
-        Endpoint(
-            name="detokenize",
-            path="/detokenize",
-            handler=detokenize,
-            methods=("POST",),
-            summary="The text of tokens.",
-            tag="native",
-            is_aliased=True,
-            body=detokenize_body(),
-            answers=json_answer("Detokenized"),
-            errors=_QUESTION_ERRORS,
-        ),
-        Endpoint(
-            name="tokenizer_info",
-            path="/tokenizer_info",
-            handler=tokenizer_info,
-            summary="The model's tokenizer_config.json, with its chat template.",
-            tag="native",
-            answers=json_answer("TokenizerInfo"),
-            errors=_QUESTION_ERRORS,
-        ),
+def _native() -> Iterator[Endpoint]:
+    native = partial(Endpoint, tag="native")
+    question = partial(native, errors=_QUESTION_ERRORS)
+    yield native(
+        "generate",
+        "/generate",
+        generate,
+        "Continues one or more texts or lists of token ids, in SGLang's words.",
+        methods=_POST,
+        body=generate_body(),
+        answers=_whole_or_streamed("Generated"),
+        errors=_GENERATION_ERRORS,
+    )
+    yield question(
+        "tokenize",
+        "/tokenize",
+        tokenize,
+        "The tokens of a text or a conversation: those that completions and chat make of it.",
+        methods=_POST,
+        is_aliased=True,
+        body=tokenize_body(),
+        answers=json_answer("Tokenized"),
+    )
+    yield question(
+        "detokenize",
+        "/detokenize",
+        detokenize,
+        "The text of tokens.",
+        methods=_POST,
+        is_aliased=True,
+        body=detokenize_body(),
+        answers=json_answer("Detokenized"),
+    )
+    yield question(
+        "tokenizer_info",
+        "/tokenizer_info",
+        tokenizer_info,
+        "The model's tokenizer_config.json, with its chat template.",
+        answers=json_answer("TokenizerInfo"),
     )
 
 
-def _about_the_server() -> Sequence[Endpoint]:
-    return (
-        Endpoint(
-            name="root",
-            path="/",
-            handler=root,
-            summary="What this is, and where the rest is found.",
-            tag="server",
-            answers=json_answer("Root"),
-            access=Access.OPEN,
-        ),
-        *(
-            Endpoint(
-                name=path.removeprefix("/"),
-                path=path,
-                handler=health,
-                summary="Whether requests are taken.",
-                tag="server",
-                answers=_HEALTH,
-                bodies=_UNHEALTHY,
-                access=Access.OPEN,
-            )
-            for path in ("/health", "/ready", "/ping")
-        ),
-        Endpoint(
-            name="health_generate",
-            path="/health_generate",
-            handler=health_generate,
-            summary="Whether a token comes within 20 s: waits its turn and is computed.",
-            tag="server",
-            answers=json_answer("Health"),
-            errors=_GENERATION_ERRORS[1:],
-        ),
-        Endpoint(
-            name="version",
-            path="/version",
-            handler=version,
-            summary="The server's version.",
-            tag="server",
-            answers=json_answer("Version"),
-        ),
-        *(
-            Endpoint(
-                name=path.removeprefix("/"),
-                path=path,
-                handler=server_info,
-                summary="Settings, limits, and where the scheduler stands.",
-                tag="server",
-                answers=json_answer("ServerInfo"),
-                access=Access.ADMIN,
-            )
-            for path in ("/server_info", "/get_server_info")
-        ),
-        *(
-            Endpoint(
-                name=path.removeprefix("/"),
-                path=path,
-                handler=model_info,
-                summary="What model is served.",
-                tag="server",
-                answers=json_answer("ModelInfo"),
-            )
-            for path in ("/model_info", "/get_model_info")
-        ),
-        Endpoint(
-            name="metrics",
-            path="/metrics",
-            handler=metrics,
-            summary="Figures for Prometheus.",
-            tag="server",
-            answers={METRICS_TYPE: {"type": "string"}},
-            access=Access.OPEN,
-        ),
-        Endpoint(
-            name="debug_state",
-            path="/debug/state",
-            handler=debug,
-            summary="What every process holds, and whether nothing is left of any request.",
-            tag="server",
-            answers=json_answer("State"),
-            access=Access.ADMIN,
-            errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        ),
+def _about_the_server() -> Iterator[Endpoint]:
+    server = partial(Endpoint, tag="server")
+    opened = partial(server, access=Access.OPEN)
+    summary = "What this is, and where the rest is found."
+    yield opened("root", "/", root, summary, answers=json_answer("Root"))
+    for name in ("health", "ready", "ping"):
+        summary, answers = "Whether requests are taken.", json_answer("Health")
+        yield opened(name, f"/{name}", health, summary, answers=answers, bodies=_UNHEALTHY)
+    yield server(
+        "health_generate",
+        "/health_generate",
+        health_generate,
+        "Whether a token comes within 20 s: waits its turn and is computed.",
+        answers=json_answer("Health"),
+        errors=_GENERATION_ERRORS[1:],
+    )
+    yield server("version", "/version", version, "The server's version.", answers=json_answer("Version"))
+    for name in ("server_info", "get_server_info"):
+        summary, answers = "Settings, limits, and where the scheduler stands.", json_answer("ServerInfo")
+        yield server(name, f"/{name}", server_info, summary, answers=answers, access=Access.ADMIN)
+    for name in ("model_info", "get_model_info"):
+        yield server(name, f"/{name}", model_info, "What model is served.", answers=json_answer("ModelInfo"))
+    yield opened("metrics", "/metrics", metrics, "Figures for Prometheus.", answers={METRICS_TYPE: {"type": "string"}})
+    yield server(
+        "debug_state",
+        "/debug/state",
+        debug,
+        "What every process holds, and whether nothing is left of any request.",
+        answers=json_answer("State"),
+        access=Access.ADMIN,
+        errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
     )
 
 
-def _orders() -> Sequence[Endpoint]:
-    return (
-        Endpoint(
-            name="flush_cache",
-            path="/flush_cache",
-            handler=flush_cache,
-            methods=("POST",),
-            access=Access.ADMIN,
-            summary="Frees every page that only the prefix cache holds.",
-            tag="orders",
-            answers=json_answer("Pages"),
-            errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        ),
-        Endpoint(
-            name="request",
-            path="/requests/<path:name>",
-            handler=request_fate,
-            summary="Whether a request of your own is open, or how it ended.",
-            tag="orders",
-            answers=json_answer("RequestFate"),
-            errors=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
-        ),
-        Endpoint(
-            name="abort_request",
-            path="/abort_request",
-            handler=abort_request,
-            methods=("POST",),
-            summary="Ends the request with this id if it is your own, or, for the admin, with abort_all every one.",
-            tag="orders",
-            body=abort_body(),
-            answers=json_answer("Aborted"),
-            errors=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
-        ),
+def _orders() -> Iterator[Endpoint]:
+    order = partial(Endpoint, tag="orders")
+    yield order(
+        "flush_cache",
+        "/flush_cache",
+        flush_cache,
+        "Frees every page that only the prefix cache holds.",
+        methods=_POST,
+        access=Access.ADMIN,
+        answers=json_answer("Pages"),
+        errors=(HTTPStatus.SERVICE_UNAVAILABLE,),
+    )
+    yield order(
+        "request",
+        "/requests/<path:name>",
+        request_fate,
+        "Whether a request of your own is open, or how it ended.",
+        answers=json_answer("RequestFate"),
+        errors=_REQUEST_ERRORS,
+    )
+    yield order(
+        "abort_request",
+        "/abort_request",
+        abort_request,
+        "Ends the request with this id if it is your own, or, for the admin, with abort_all every one.",
+        methods=_POST,
+        body=abort_body(),
+        answers=json_answer("Aborted"),
+        errors=_REQUEST_ERRORS,
     )
 
 

@@ -28,7 +28,7 @@ BODY_ERRORS: Final = (
 """Of each endpoint that takes a body."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Endpoint:
     """A row of the table from which both the routes and the document are made."""
 
@@ -38,18 +38,18 @@ class Endpoint:
     """As the framework writes it: `/models/<path:name>`."""
     handler: Handler
     summary: str
-    tag: str
-    methods: Sequence[str] = ("GET",)
-    is_aliased: bool = False
-    """Found with `/v1` and without."""
-    access: Access = Access.KEY
-    """Who may ask for it."""
-    body: Json | None = None
-    answers: Mapping[str, Json]
+    tag: str = attrs.field(kw_only=True)
+    answers: Mapping[str, Json] = attrs.field(kw_only=True)
     """The bodies of a 200 by their media types."""
-    errors: Sequence[int] = ()
+    methods: Sequence[str] = attrs.field(default=("GET",), kw_only=True)
+    is_aliased: bool = attrs.field(default=False, kw_only=True)
+    """Found with `/v1` and without."""
+    access: Access = attrs.field(default=Access.KEY, kw_only=True)
+    """Who may ask for it."""
+    body: Json | None = attrs.field(default=None, kw_only=True)
+    errors: Sequence[int] = attrs.field(default=(), kw_only=True)
     """Statuses of error bodies that are the endpoint's own, beside those that every endpoint may have."""
-    bodies: Mapping[int, Json] = attrs.field(factory=dict)
+    bodies: Mapping[int, Json] = attrs.field(factory=dict, kw_only=True)
     """Of other statuses whose body is no error object."""
 
     @property

@@ -39,25 +39,11 @@ def with_description(endpoints: Sequence[Endpoint], *, version: str, keys: ApiKe
 def _own(told: bytes) -> tuple[Endpoint, Endpoint]:
     """The two endpoints for the document `told`, which describes them too but not by what they answer."""
     page = files("layered_llm.transport.http.openapi").joinpath("docs.html").read_bytes()
+    opened = partial(Endpoint, tag="server", access=Access.OPEN)
+    document_of, page_of = partial(_sent, told, JSON, {}), partial(_sent, page, _HTML, _PAGE_HEADERS)
     return (
-        Endpoint(
-            name="openapi",
-            path="/openapi.json",
-            handler=partial(_sent, told, JSON, {}),
-            summary="This document.",
-            tag="server",
-            access=Access.OPEN,
-            answers={JSON: {"type": "object"}},
-        ),
-        Endpoint(
-            name="docs",
-            path="/docs",
-            handler=partial(_sent, page, _HTML, _PAGE_HEADERS),
-            summary="This document for people.",
-            tag="server",
-            access=Access.OPEN,
-            answers={_HTML: {"type": "string"}},
-        ),
+        opened("openapi", "/openapi.json", document_of, "This document.", answers={JSON: {"type": "object"}}),
+        opened("docs", "/docs", page_of, "This document for people.", answers={_HTML: {"type": "string"}}),
     )
 
 
