@@ -37,12 +37,7 @@ async def version(context: HttpContext) -> Response:
 async def model_info(context: HttpContext) -> Response:
     about = context.settings.about
     return json_reply(
-        {
-            "model_path": about.model_path,
-            "tokenizer_path": about.model_path,
-            "is_generation": True,
-            **_model(context),
-        }
+        {"model_path": about.model_path, "tokenizer_path": about.model_path, "is_generation": True, **_model(context)}
     )
 
 

@@ -56,11 +56,7 @@ class AnswerPlan:
     """The ids of each prompt's tokens, where they are told, and with them those of the output."""
 
     def logprobs(
-        self,
-        writers: dict[int, LogprobWriter],
-        index: int,
-        output: Sequence[SampledLogprob],
-        prompt: Sequence[SampledLogprob],
+        self, writers: dict[int, LogprobWriter], index: int, output: Sequence[SampledLogprob], prompt: Sequence[SampledLogprob]
     ) -> Json | None:
         """What to tell of these tokens of a choice, by the one of `writers` that words them, which is made where none is."""
         echoed = prompt if self.echoes_logprobs else ()
@@ -300,8 +296,7 @@ class WholeAnswer:
     _choices: Sequence[_GrowingChoice] = attrs.field(
         init=False,
         default=attrs.Factory(
-            lambda self: [_GrowingChoice() for _ in range(self._plan.prompts * self._plan.choices_per_prompt)],
-            takes_self=True,
+            lambda self: [_GrowingChoice() for _ in range(self._plan.prompts * self._plan.choices_per_prompt)], takes_self=True
         ),
     )
     _logprobs: int = attrs.field(init=False, default=0)

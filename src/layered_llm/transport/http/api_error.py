@@ -103,8 +103,7 @@ TWO_API_KEYS: Final = error_of(
     "The request has two different API keys; send one, as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'.",
 )
 NOT_THE_ADMIN_KEY: Final = error_of(
-    "admin_key_required",
-    "This needs the admin key that the server was started with, in a header 'Authorization: Bearer KEY'.",
+    "admin_key_required", "This needs the admin key that the server was started with, in a header 'Authorization: Bearer KEY'."
 )
 """A key is there that does not open this."""
 MISSING_ADMIN_KEY: Final = attrs.evolve(NOT_THE_ADMIN_KEY, status=HTTPStatus.UNAUTHORIZED, type=INVALID_REQUEST)

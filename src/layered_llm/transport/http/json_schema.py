@@ -32,10 +32,10 @@ def array(items: Mapping[str, Any], fewest: int | None = None, most: int | None 
     return _bounded("array", items=items, minItems=fewest, maxItems=most)
 
 
-def record(properties: Mapping[str, Any], *, optional: Sequence[str] = (), **more: object) -> Json:
+def record(*, optional: Sequence[str] = (), **properties: Mapping[str, Any]) -> Json:
     """An object with these members, all of them always there but the optional ones; others may come beside them."""
     required = [name for name in properties if name not in optional]
-    return _bounded("object", required=required or None, properties=dict(properties), **more)
+    return _bounded("object", required=required or None, properties=properties)
 
 
 def nullable(schema: Mapping[str, Any]) -> Json:

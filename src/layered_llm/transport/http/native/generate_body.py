@@ -120,11 +120,7 @@ SAMPLING_SCHEMA: Final = {
         **{name: one_of(*neutral, None) for name, neutral in REFUSED_IN_SAMPLING_PARAMS.items()},
     },
 }
-_TOKEN_IDS: Final = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1},
-    "minItems": 1,
-}
+_TOKEN_IDS: Final = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1}, "minItems": 1}
 _SOME: Final = {"minItems": 1, "maxItems": MAX_CHOICES_PER_BODY}
 _RID: Final = {"type": "string", "minLength": 1, "maxLength": MAX_REQUEST_ID_CHARS}
 

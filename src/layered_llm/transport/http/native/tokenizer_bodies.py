@@ -44,11 +44,7 @@ REFUSED_IN_TOKENIZE: Final[Neutral] = refused_beside(TOKENIZE, only_prompt=True)
 DETOKENIZE: Final = table_of(
     Field(
         "tokens",
-        {
-            "type": "array",
-            "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1},
-            "maxItems": MAX_TOLD_TOKENS,
-        },
+        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": TOKENS_LIMIT - 1}, "maxItems": MAX_TOLD_TOKENS},
         _token_ids,
         "Ids, in their order.",
     ),

@@ -187,9 +187,7 @@ def _told_by_completion(given: Mapping[str, Any]) -> Told:
     if not told.echo or logprobs is None:
         return told
     return attrs.evolve(
-        told,
-        prompt_logprobs=logprobs if told.prompt_logprobs is None else told.prompt_logprobs,
-        echoes_logprobs=True,
+        told, prompt_logprobs=logprobs if told.prompt_logprobs is None else told.prompt_logprobs, echoes_logprobs=True
     )
 
 

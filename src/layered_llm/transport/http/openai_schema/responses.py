@@ -13,12 +13,7 @@ import attrs
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import Usage
-from layered_llm.transport.http.openai_schema.logprobs import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    LogprobWriter,
-    Naming,
-)
+from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, Naming
 from layered_llm.transport.http.public_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 Json = dict[str, Any]

@@ -13,12 +13,7 @@ from layered_llm.transport.http.json_schema import Json, boolean, described, nul
 from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
 from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
 from layered_llm.transport.http.openai_schema.bodies import Table
-from layered_llm.transport.http.openai_schema.endpoint_fields import (
-    CHAT,
-    COMPLETIONS,
-    REFUSED_IN_CHAT,
-    REFUSED_IN_COMPLETIONS,
-)
+from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from layered_llm.transport.http.requests_by_id import LONGEST_ID_CHARS
 
 
@@ -51,7 +46,7 @@ def abort_body() -> Json:
     """Of `/abort_request`."""
     names = ("rid", "id", "request_id")
     named = {name: nullable(string(longest=LONGEST_ID_CHARS)) for name in names}
-    return record({**named, "abort_all": boolean()}, optional=(*names, "abort_all"))
+    return record(**named, abort_all=boolean(), optional=(*names, "abort_all"))
 
 
 def _body(table: Table, refused: Mapping[str, tuple[Any, ...]], required: Sequence[str] = ()) -> Json:
