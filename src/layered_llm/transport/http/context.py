@@ -21,7 +21,6 @@ from layered_llm.transport.http.fair_work import FairWork
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.settings import HttpSettings
-from layered_llm.transport.http.sources import Patience
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -95,10 +94,6 @@ class HttpContext:
                 return error_of("server_full", message, retry_after_s=self.settings.retry_after_s)
             case _ as unreachable:
                 assert_never(unreachable)
-
-    def patience(self) -> Patience:
-        """How long a new response waits for the engine."""
-        return Patience(self.settings.first_token_timeout_s, self.settings.idle_timeout_s)
 
     def engine_lost(self) -> ApiError:
         return api_error.engine_lost(self.engine.status(), self.settings.retry_after_s)

@@ -164,7 +164,7 @@ async def _begin(
         return streams
     for stream, name in zip(streams, names, strict=False):
         stream.call(name)
-    patience = context.patience()
+    patience = Patience(context.settings.first_token_timeout_s, context.settings.idle_timeout_s)
     accepted = await _await_queued(context, patience, streams)
     if isinstance(accepted, ApiError):
         return accepted

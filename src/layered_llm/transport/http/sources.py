@@ -66,23 +66,19 @@ class Patience:
     _first_token_s: float
     _idle_s: float
     _has_output: bool = attrs.field(init=False, default=False)
-    _left_s: float = attrs.field(init=False, default=attrs.Factory(lambda self: self._first_token_s, takes_self=True))
-
-    @property
-    def left_s(self) -> float:
-        return self._left_s
+    left_s: float = attrs.field(init=False, default=attrs.Factory(lambda self: self._first_token_s, takes_self=True))
 
     @property
     def is_over(self) -> bool:
-        return self._left_s <= 0
+        return self.left_s <= 0
 
     def spend(self, waited_s: float) -> None:
         """So much was waited, and nothing came."""
-        self._left_s -= waited_s
+        self.left_s -= waited_s
 
     def renew(self) -> None:
         """Output came."""
-        self._has_output, self._left_s = True, self._idle_s
+        self._has_output, self.left_s = True, self._idle_s
 
     def error(self) -> ApiError:
         """What to tell the client when it is over."""
