@@ -1,10 +1,12 @@
+import attrs
 import pytest
+import trio
 
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
-from layered_llm.domain.messages.api_text import Accepted, Rejected, TextEmitted
+from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rejected, TextEmitted
 from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
@@ -232,3 +234,40 @@ def test_an_end_that_its_reader_never_took_is_an_abort(table: OpenRequests) -> N
 
     assert ({"length": 1, "abort": 1}, RequestFate(reason="abort")) == (finished(table), stream.fate)
     assert () == stream.take_events()
+
+
+def test_what_comes_for_an_earlier_incarnation_is_dropped_and_counted(table: OpenRequests) -> None:
+    stream = entered(table, FIRST)
+    stream.incarnation = 1
+
+    table.on_verdict(Rejected(request=FIRST, reason=RejectReason.QUEUE_FULL, message="full"))
+    table.on_text(emitted((FIRST, 0, "late", (1,), FinishReason.STOP), ended=(FIRST,)), 1.0)
+
+    assert (Phase.SUBMITTED, ()) == (stream.phase, stream.take_events())
+    assert 3.0 == counters(table)["layered_llm_late_rows_total"]
+
+    table.on_verdict(Accepted(request=FIRST, prompt_tokens=3, incarnation=1))
+    table.on_text(attrs.evolve(emitted((FIRST, 0, "own", (1,), FinishReason.STOP)), incarnation=1), 1.0)
+    assert (delta(0, "own", (1,), FinishReason.STOP),) == stream.take_events()
+
+
+async def test_an_abort_names_the_incarnation_that_is_left(table: OpenRequests) -> None:
+    stream = entered(table, FIRST)
+    stream.incarnation = 2
+
+    stream.close(AbortReason.CLIENT_GONE)
+
+    sent = list[ApiToText]()
+    await stream.connection.outbox.drain(KeepingLink(sent))
+    assert [Abort(request=FIRST, reason=AbortReason.CLIENT_GONE, incarnation=2)] == sent
+
+
+@attrs.define
+class KeepingLink:
+    """Keeps what is sent."""
+
+    _sent: list[ApiToText]
+
+    async def send(self, message: ApiToText) -> None:
+        await trio.lowlevel.checkpoint()
+        self._sent.append(message)

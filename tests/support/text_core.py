@@ -158,12 +158,22 @@ class CoreBench:
     def of(cls, text_files: TextFiles | None = None, limits: EngineLimits = LIMITS) -> "CoreBench":
         return cls(TextCore(text_files=text_files or files(byte_level()), limits=limits))
 
-    def begin(self, prompt: Prompt, *, api: ApiId = API, output_ids: tuple[bytes, ...] = (), **params: Any) -> Preparation:
+    def begin(
+        self,
+        prompt: Prompt,
+        *,
+        api: ApiId = API,
+        output_ids: tuple[bytes, ...] = (),
+        incarnation: int = 0,
+        **params: Any,
+    ) -> Preparation:
         """Submits a request and leaves it there."""
         self._counter += 1
         request = compose_request_id(api, self._counter)
         sampling, seed = SamplingParams(**params), params.get("seed", 1)
-        submit = Submit(request=request, prompt=prompt, params=sampling, seed=seed, output_ids=output_ids)
+        submit = Submit(
+            request=request, prompt=prompt, params=sampling, seed=seed, output_ids=output_ids, incarnation=incarnation
+        )
         self.views[request] = RequestView([ChoiceView() for _ in range(submit.params.n)])
         return self.core.submit(submit)
 
@@ -214,8 +224,8 @@ class CoreBench:
     def hear(self, message: SchedulerToText) -> Outgoing:
         return self.take(self.core.from_scheduler(message))
 
-    def abort(self, request: RequestId) -> None:
-        self.take(self.core.abort(Abort(request=request, reason=AbortReason.CLIENT_GONE)))
+    def abort(self, request: RequestId, *, incarnation: int = 0) -> None:
+        self.take(self.core.abort(Abort(request=request, reason=AbortReason.CLIENT_GONE, incarnation=incarnation)))
 
     def take(self, outgoing: Outgoing) -> Outgoing:
         assert () == self.core.check()

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ messages_of_people = st.one_of(st.none(), texts)
 
 
 @st.composite
-def columns(draw: st.DrawFn, /, rows: int | None = None, **codes: str) -> dict[str, bytes]:
+def columns(draw: st.DrawFn, /, rows: int | None = None, **codes: str) -> dict[str, Any]:
     """Packed columns of equally many rows, by name."""
     size = draw(st.integers(0, _MAX_ROWS)) if rows is None else rows
     return {name: draw(column(code, rows=size)) for name, code in codes.items()}
@@ -190,6 +191,7 @@ def text_emitted(draw: st.DrawFn) -> api_text.TextEmitted:
         matched_stops=tuple(draw(st.lists(stops, min_size=rows, max_size=rows))),
         **draw(columns(ended_rows, ended="q", ended_prompt_tokens="i", ended_completion_tokens="i", ended_cached_tokens="i")),
         ended_errors=tuple(draw(st.lists(messages_of_people, min_size=ended_rows, max_size=ended_rows))),
+        incarnation=draw(counts),
         logprobs=told,
         logprob_tokens=draw(names(told)),
         text_offsets=b"" if told is None else bytes(4 * told.row_count),
@@ -252,9 +254,12 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
         params=sampling_params,
         seed=seeds,
         placement=placements,
+        incarnation=counts,
     ),
-    api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason)),
-    api_text.Accepted: st.builds(api_text.Accepted, request=ids, prompt_tokens=counts, prompt_ids=column("i")),
+    api_text.Abort: st.builds(api_text.Abort, request=ids, reason=st.sampled_from(AbortReason), incarnation=counts),
+    api_text.Accepted: st.builds(
+        api_text.Accepted, request=ids, prompt_tokens=counts, prompt_ids=column("i"), incarnation=counts
+    ),
     api_text.Rejected: st.builds(
         api_text.Rejected, request=ids, reason=st.sampled_from(RejectReason), message=texts, param=messages_of_people
     ),

@@ -8,11 +8,12 @@ import attrs
 import pytest
 import trio
 
+from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
 from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import PageId, StepId
 from layered_llm.domain.messages import supervision
-from layered_llm.domain.messages.api_text import Abort
+from layered_llm.domain.messages.api_text import Abort, TextEmitted
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted, StepFailed
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
@@ -181,6 +182,85 @@ def test_a_rank_whose_failure_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RuntimeRanks, "hear", ignore_failures)
 
     assert "is sent after a rank has failed" in "\n".join(broken_by_a_rank_that_fails(1))
+
+
+async def _all_tokens(client: EngineClient, late: Callable[[RequestStream], TextEmitted]) -> tuple[int, ...]:
+    """What the reader of a request gets, to which an answer comes that is not its own."""
+    tokens: tuple[int, ...] = ()
+    with contextlib.ExitStack() as owner:
+        stream = client.open(owner, Prompt.of_text("hello"), SamplingParams(max_tokens=8, seed=0, ignore_eos=True))
+        assert isinstance(stream, RequestStream)
+        await stream.verdict()
+        client.on_text(late(stream))
+        while True:
+            for event in await stream.receive():
+                if isinstance(event, RequestEnded):
+                    return tokens
+                tokens += event.token_ids
+
+
+def tokens_beside_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[int, ...], list[str]]:
+    """What a request gets that was submitted once before, whose first answer still comes, and what the audit finds."""
+    opened: Callable[..., RequestStream] = OpenRequests.open
+
+    def open_again(self: OpenRequests, *asked: Any, **more: Any) -> RequestStream:
+        stream = opened(self, *asked, **more)
+        stream.incarnation = 1
+        return stream
+
+    monkeypatch.setattr(OpenRequests, "open", open_again)
+    audit = WireAudit(trio.current_time)
+
+    async def run() -> tuple[int, ...]:
+        async with open_inline_engine(OPTIONS, audit) as engine:
+            return await _all_tokens(engine.client, one_late_token)
+
+    return run_deterministic(run, seed=0), audit.broken
+
+
+def one_late_token(stream: RequestStream) -> TextEmitted:
+    return TextEmitted(
+        requests=pack_i64([stream.request]),
+        choices=pack_i32([0]),
+        texts=("late",),
+        token_counts=pack_i32([1]),
+        token_ids=pack_i32([1]),
+        finish_reasons=pack_i8([0]),
+        matched_stops=(None,),
+        ended=b"",
+        ended_prompt_tokens=b"",
+        ended_completion_tokens=b"",
+        ended_cached_tokens=b"",
+        ended_errors=(),
+    )
+
+
+def test_a_late_answer_of_an_earlier_incarnation_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, broken = tokens_beside_a_late_answer(monkeypatch)
+
+    assert (8, False, []) == (len(tokens), 1 in tokens, broken)
+
+
+def test_a_client_that_takes_a_late_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_text: Callable[..., None] = OpenRequests.on_text
+
+    def take_all(self: OpenRequests, message: TextEmitted, now_s: float) -> None:
+        on_text(self, attrs.evolve(message, incarnation=1), now_s)
+
+    monkeypatch.setattr(OpenRequests, "on_text", take_all)
+
+    assert 1 in tokens_beside_a_late_answer(monkeypatch)[0]
+
+
+def test_an_abort_that_names_another_incarnation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit: Callable[..., None] = Outbox.emit
+
+    def emit_aborts_of_the_next(self: Outbox[Any], message: object) -> None:
+        emit(self, attrs.evolve(message, incarnation=1) if isinstance(message, Abort) else message)
+
+    monkeypatch.setattr(Outbox, "emit", emit_aborts_of_the_next)
+
+    assert "has incarnation 0, it is spoken of as 1" in broken(run_once())
 
 
 def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from layered_llm.domain.columns import unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import ApiId, RequestId, compose_request_id
@@ -304,3 +305,52 @@ def test_a_request_that_waited_too_long_ends_with_the_reason_in_words() -> None:
     assert view.error is not None
     assert "waited in its queue for as long as it may" in view.error
     bench.assert_quiescent()
+
+
+def submit_again(bench: CoreBench, incarnation: int) -> RequestId:
+    """A request that was submitted before, prepared."""
+    preparation = bench.begin(PROMPT, incarnation=incarnation)
+    bench.take(bench.core.prepared(preparation.request, preparation.run()))
+    return preparation.request
+
+
+def test_an_abort_of_an_earlier_incarnation_is_late() -> None:
+    bench = CoreBench.of()
+    preparing, admitted = bench.begin(PROMPT, incarnation=1).request, submit_again(bench, 1)
+
+    for request in (preparing, admitted):
+        bench.abort(request, incarnation=0)
+    assert (True, (0, 0, 2)) == (bench.core.is_wanted(preparing), aborts(bench))
+
+    for request in (preparing, admitted):
+        bench.abort(request, incarnation=1)
+    assert (False, (1, 1, 2)) == (bench.core.is_wanted(preparing), aborts(bench))
+
+
+def test_what_the_work_for_an_earlier_incarnation_came_to_is_dropped() -> None:
+    bench = CoreBench.of()
+    preparation = bench.begin(PROMPT, incarnation=1)
+    other = CoreBench.of()
+    earlier = other.begin(PROMPT)
+    assert earlier.request == preparation.request
+
+    bench.take(bench.core.prepared(preparation.request, earlier.run()))
+
+    assert ([], True) == (bench.orders, bench.core.is_wanted(preparation.request))
+
+
+def test_everything_that_is_said_of_a_request_names_its_incarnation() -> None:
+    bench = CoreBench.of()
+    refused, queued, first, behind = submit_again(bench, 2), submit_again(bench, 2), bench.open(), submit_again(bench, 3)
+    rejected = bench.begin(Prompt.of_token_ids([]), incarnation=4)
+    bench.take(bench.core.prepared(rejected.request, rejected.run()))
+    bench.hear(Refused(request=refused, reason=RejectReason.NEVER_FITS, limit=1, actual=2))
+    bench.hear(Queued(request=queued))
+
+    bench.tokens((queued, 0, 0, 1), (first, 0, 0, 1))
+    bench.take(bench.core.api_gone(API, AbortReason.SLOW_CONSUMER))
+
+    verdicts = [bench.views[request].verdict for request in (refused, queued, first, behind, rejected.request)]
+    assert [2, 2, 0, 3, 4] == [verdict.incarnation for verdict in verdicts if verdict is not None]
+    spoken = [(message.incarnation, unpack_i64(message.requests).tolist()) for message in bench.emitted]
+    assert [(2, [queued]), (0, [first])] * 2 == spoken

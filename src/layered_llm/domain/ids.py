@@ -26,7 +26,11 @@ SlotId = NewType("SlotId", int)
 PageId = NewType("PageId", int)
 """One page of the KV cache."""
 
-API_ID_LIMIT: Final = 1 << 30
+PathId = NewType("PathId", int)
+"""Where what is said of a request goes: to its API process, for one incarnation of requests."""
+
+_API_BITS: Final = 30
+API_ID_LIMIT: Final = 1 << _API_BITS
 _COUNTER_BITS: Final = 32
 
 
@@ -40,3 +44,13 @@ def compose_request_id(api: ApiId, counter: int) -> RequestId:
 def api_of(request: RequestId) -> ApiId:
     """The API process that issued `request`."""
     return ApiId(request >> _COUNTER_BITS)
+
+
+def compose_path_id(api: ApiId, incarnation: int) -> PathId:
+    """One number, since it is looked up for every token."""
+    return PathId((incarnation << _API_BITS) | api)
+
+
+def path_parts(path: PathId) -> tuple[ApiId, int]:
+    """The API process and the incarnation."""
+    return ApiId(path & (API_ID_LIMIT - 1)), path >> _API_BITS

@@ -135,7 +135,15 @@ class EngineClient:
         stream = self._begin(owner, placement.tenant, params.n, params.max_tokens)
         if isinstance(stream, RequestStream):
             seed = self._draw_seed() if params.seed is None else params.seed
-            opening = Submit(request=stream.request, prompt=prompt, params=params, seed=seed, placement=placement)
+            opening = Submit(
+                request=stream.request,
+                prompt=prompt,
+                params=params,
+                seed=seed,
+                placement=placement,
+                incarnation=stream.incarnation,
+                output_ids=stream.output_ids,
+            )
             stream.connection.outbox.emit(opening)
         return stream
 

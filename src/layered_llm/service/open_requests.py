@@ -3,7 +3,8 @@
 Must not know: links, processes, HTTP. Time comes in as an argument.
 
 A request is entered by `open` and leaves the table in exactly one of four ways: rejected, ended, closed by its owner (which
-owes the abort), or lost with its connection. What comes for a request that is not in the table is late: dropped and counted.
+owes the abort), or lost with its connection. What comes for a request that is not in the table, or for an
+earlier incarnation of one that is, is late: dropped and counted.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -77,7 +78,7 @@ class OpenRequests:
         self._aborts[reason] += 1
         stream.connection.aborts_sent += 1
         self._leave(stream, Phase.CLOSED)
-        stream.connection.outbox.emit(Abort(request=stream.request, reason=reason))
+        stream.connection.outbox.emit(Abort(request=stream.request, reason=reason, incarnation=stream.incarnation))
 
     def _end(self, stream: RequestStream, phase: Phase) -> None:
         """It is over by itself: the slot of its abort is given back."""
@@ -96,7 +97,7 @@ class OpenRequests:
     def on_verdict(self, verdict: Accepted | Rejected) -> None:
         """Whether a request is queued."""
         stream = self._streams.get(verdict.request)
-        if stream is None:
+        if stream is None or stream.incarnation != verdict.incarnation:
             self._late += 1
             return
         if stream.admission is not None:
@@ -137,7 +138,7 @@ class OpenRequests:
     def _note_ends(self, message: TextEmitted, now_s: float) -> None:
         for request, end in _ends(message):
             stream = self._streams.get(request)
-            if stream is None:
+            if stream is None or stream.incarnation != message.incarnation:
                 self._late += 1
                 continue
             stream.add_end(end)
@@ -152,12 +153,12 @@ class OpenRequests:
         counts, reasons = unpack_i32(message.token_counts), unpack_i8(message.finish_reasons)
         requests, choices = unpack_i64(message.requests), unpack_i32(message.choices)
         has_more = message.logprobs is not None or message.prompt_logprobs is not None
-        logprobs = DeltaLogprobs(message) if has_more else None
+        logprobs, incarnation = DeltaLogprobs(message) if has_more else None, message.incarnation
         behind = 0
         for row, number in enumerate(requests):
             first, behind = behind, behind + counts[row]
             stream = self._streams.get(RequestId(number))
-            if stream is None:
+            if stream is None or stream.incarnation != incarnation:
                 self._late += 1
                 continue
             yield (

@@ -78,6 +78,10 @@ class RequestStream:
     """Called when it is closed before it is over."""
     _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
     """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
+    incarnation: int = attrs.field(init=False, default=0)
+    """How often it was submitted before: what comes of an earlier time is not its own."""
+    output_ids: tuple[bytes, ...] = attrs.field(init=False, default=())
+    """Of each choice the packed tokens that it is submitted with."""
     body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
     """The first request of the body that this one belongs to: itself, unless it joined another."""
     name: str | None = attrs.field(init=False, default=None)

@@ -36,6 +36,7 @@ class _Story:
     """What was said about one request."""
 
     choices: int
+    incarnation: int = 0
     aborts: int = 0
     verdicts: int = 0
     ends: int = 0
@@ -61,12 +62,12 @@ class WireAudit:
     def sent(self, message: object) -> None:
         match message:
             case Submit():
-                self._on_open(message.request, message.params.n)
+                self._on_open(message.request, message.params.n, message.incarnation)
             case Tokenize() | Detokenize() | DescribeTokenizer():
-                self._on_open(message.request, 0)
+                self._on_open(message.request, 0, 0)
             case Abort():
                 self._count_sent(message.request)
-                self._on_abort(message.request)
+                self._on_abort(message)
             case ExecuteStep():
                 self._steps.sent(message)
             case _:
@@ -108,23 +109,25 @@ class WireAudit:
         api = api_of(request)
         self._sent_by[api] = self.sent_by(api) + 1
 
-    def _on_open(self, request: RequestId, choices: int) -> None:
+    def _on_open(self, request: RequestId, choices: int, incarnation: int) -> None:
         self._count_sent(request)
         if request in self._stories:
             self._break(f"C1: request {request} is submitted twice")
-        self._stories[request] = _Story(choices)
+        self._stories[request] = _Story(choices, incarnation)
 
-    def _on_abort(self, request: RequestId) -> None:
-        story = self._stories.get(request)
+    def _on_abort(self, message: Abort) -> None:
+        request, story = message.request, self._stories.get(message.request)
         if story is None:
             self._break(f"C3: request {request} is aborted before it is submitted")
             return
+        self._compare(story, request, message.incarnation)
         story.aborts += 1
         if story.aborts > 1:
             self._break(f"C2: request {request} is aborted {story.aborts} times")
 
     def _on_verdict(self, verdict: Accepted | Rejected | TextAnswer) -> None:
         story = self._stories[verdict.request]
+        self._compare(story, verdict.request, verdict.incarnation if isinstance(verdict, Accepted | Rejected) else 0)
         story.verdicts += 1
         if story.verdicts > 1:
             self._break(f"C1: request {verdict.request} gets verdict number {story.verdicts}")
@@ -133,6 +136,7 @@ class WireAudit:
         columns = zip(unpack_i64(message.requests), unpack_i32(message.choices), unpack_i8(message.finish_reasons), strict=True)
         for request, choice, reason in columns:
             story = self._stories[RequestId(request)]
+            self._compare(story, RequestId(request), message.incarnation)
             if story.ends or choice in story.finished:
                 self._break(f"C6: choice {choice} of request {request} goes on after its end")
             if reason != FinishReason.RUNNING:
@@ -151,6 +155,10 @@ class WireAudit:
             confirmed[choice] = confirmed.get(choice, 0) + 1
             if confirmed[choice] > 1:
                 self._break(f"C3: the scheduler finishes choice {choice} of request {request} twice")
+
+    def _compare(self, story: _Story, request: RequestId, incarnation: int) -> None:
+        if story.incarnation != incarnation:
+            self._break(f"C3: request {request} has incarnation {story.incarnation}, it is spoken of as {incarnation}")
 
     def _break(self, sentence: str) -> None:
         self.broken.append(sentence)

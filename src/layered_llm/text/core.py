@@ -15,7 +15,7 @@ import attrs
 from layered_llm.domain.columns import rows, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.domain.ids import ApiId, RequestId, api_of
+from layered_llm.domain.ids import ApiId, PathId, RequestId, api_of, path_parts
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import (
     Abort,
@@ -57,8 +57,8 @@ Work = Preparation | Answering
 """What a message asks for before anything is decided about it; pure, and maybe long."""
 Outcome = Prepared | TextAnswer | Rejected
 """What the work came to."""
-_Tables = defaultdict[ApiId, TextRows]
-"""What each API process gets."""
+_Tables = defaultdict[PathId, TextRows]
+"""What each API process gets, for each incarnation of requests."""
 
 MOST_DEAD_APIS: Final = 256
 """So many that died last are remembered."""
@@ -73,7 +73,8 @@ class TextCore:
         # A checkpoint may list ends that its logits do not reach, or no token has: they can never be sampled.
         eos_ids = frozenset(filter(self._token_ids.has, text_files.eos_ids))
         self._fixed = (attrs.evolve(text_files, eos_ids=eos_ids), limits)
-        self._preparing: set[RequestId] = set()
+        self._preparing: dict[RequestId, int] = {}
+        """Their incarnations."""
         self._admitted: dict[RequestId, OpenRequest] = {}
         self._dead_apis: dict[ApiId, None] = {}  # the word of a death may overtake what the dead one sent
         self._counters = Counters()
@@ -83,8 +84,8 @@ class TextCore:
 
         Raises InvariantViolated for an id that is open.
         """
-        self._open(message.request)
-        reader = PromptReader(message.request, *self._fixed)
+        self._open(message.request, message.incarnation)
+        reader = PromptReader(message.request, *self._fixed, incarnation=message.incarnation)
         return Preparation(
             request=message.request,
             tenant=message.placement.tenant,
@@ -96,7 +97,7 @@ class TextCore:
 
     def ask(self, question: TextQuestion) -> Answering:
         """The same for a question, which `prepared` ends."""
-        self._open(question.request)
+        self._open(question.request, 0)
         return Answering.of(question, PromptReader(question.request, *self._fixed))
 
     def is_wanted(self, request: RequestId) -> bool:
@@ -105,9 +106,10 @@ class TextCore:
 
     def prepared(self, request: RequestId, outcome: Outcome) -> Outgoing:
         """Takes what the work for `request` came to; it is dropped when the request was left meanwhile."""
-        if request not in self._preparing:
+        incarnation = 0 if isinstance(outcome, TextAnswer) else outcome.incarnation
+        if self._preparing.get(request) != incarnation:
             return Outgoing()
-        self._preparing.remove(request)
+        del self._preparing[request]
         match outcome:
             case Rejected():
                 return self._reject(outcome)
@@ -123,12 +125,12 @@ class TextCore:
     def abort(self, message: Abort) -> Outgoing:
         """The API left the request: it hears nothing more of it. A request that is not open any more is only counted."""
         self._counters.aborts_taken[api_of(message.request)] += 1
-        if message.request in self._preparing:
+        if self._preparing.get(message.request) == message.incarnation:
             self._drop(message.request)
             self._counters.aborts_handled += 1
             return Outgoing()
         request = self._admitted.get(message.request)
-        if request is None or request.is_silent or not request.unended_choices:
+        if request is None or request.incarnation != message.incarnation or request.is_silent or not request.unended_choices:
             self._counters.aborts_late += 1
             return Outgoing()
         request.is_silent = True
@@ -141,7 +143,7 @@ class TextCore:
         With PEER_DIED nothing is told to it, and what it may have submitted before and arrives later is dropped. With any other
         reason `to_api` holds the verdict or the end of each request, for when it takes messages again.
         """
-        unprepared = sorted(request for request in self._preparing if api_of(request) == api)
+        unprepared = {request: self._preparing[request] for request in sorted(self._preparing) if api_of(request) == api}
         for request_id in unprepared:
             self._drop(request_id)
         gone = self._open_requests_of(api)
@@ -152,12 +154,12 @@ class TextCore:
         if reason is AbortReason.PEER_DIED:
             self._bury(api)
             return Outgoing(to_scheduler=orders)
-        unanswered = [*unprepared, *(request.request for request in gone if not request.is_queued)]
+        unanswered = unprepared | {request.request: request.incarnation for request in gone if not request.is_queued}
         tables: _Tables = defaultdict(TextRows)
         for request in gone:
             if request.is_queued:
                 self._end_all(request, tables)
-        verdicts = [(api, fell_behind(request_id)) for request_id in unanswered]
+        verdicts = [(api, fell_behind(request_id, incarnation)) for request_id, incarnation in unanswered.items()]
         return Outgoing(to_scheduler=orders, to_api=(*verdicts, *self._messages(tables)))
 
     def from_scheduler(self, message: SchedulerToText) -> Outgoing:
@@ -180,7 +182,7 @@ class TextCore:
     def check(self) -> tuple[str, ...]:
         """What is broken, one sentence each; empty is right."""
         counters = self._counters
-        broken = [f"request {request} is both prepared and admitted" for request in self._preparing & self._admitted.keys()]
+        broken = [f"request {request} is both prepared and admitted" for request in self._preparing.keys() & self._admitted]
         for request in self._admitted.values():
             if not request.unconfirmed_choices:
                 broken.append(f"request {request.request} is kept although the scheduler finished it")
@@ -198,14 +200,14 @@ class TextCore:
             )
         return tuple(broken)
 
-    def _open(self, request: RequestId) -> None:
+    def _open(self, request: RequestId, incarnation: int) -> None:
         if request in self._preparing or request in self._admitted:
             raise InvariantViolated(f"request {request} is submitted while it is open")
         self._counters.requests_submitted += 1
         if api_of(request) in self._dead_apis:
             self._counters.requests_dropped += 1
         else:
-            self._preparing.add(request)
+            self._preparing[request] = incarnation
 
     def _bury(self, api: ApiId) -> None:
         """What a process sent before its death has come long before so many others died."""
@@ -216,7 +218,7 @@ class TextCore:
             self._counters.aborts_of_forgotten += self._counters.aborts_taken.pop(oldest, 0)
 
     def _drop(self, request: RequestId) -> None:
-        self._preparing.remove(request)
+        del self._preparing[request]
         self._counters.requests_dropped += 1
 
     def _reject(self, verdict: Rejected) -> Outgoing:
@@ -228,7 +230,7 @@ class TextCore:
         return [
             request
             for request in self._admitted.values()
-            if request.api == api and not request.is_silent and request.unended_choices
+            if api_of(request.request) == api and not request.is_silent and request.unended_choices
         ]
 
     def _queued(self, message: Queued) -> Outgoing:
@@ -238,13 +240,21 @@ class TextCore:
             return Outgoing()
         self._counters.requests_accepted += 1
         self._counters.prompt_tokens += request.prompt_tokens
-        accepted = Accepted(request=message.request, prompt_tokens=request.prompt_tokens, prompt_ids=request.told_prompt_ids)
-        return Outgoing(to_api=((request.api, accepted),))
+        accepted = Accepted(
+            request=message.request,
+            prompt_tokens=request.prompt_tokens,
+            prompt_ids=request.told_prompt_ids,
+            incarnation=request.incarnation,
+        )
+        return Outgoing(to_api=((api_of(message.request), accepted),))
 
     def _refused(self, message: Refused) -> Outgoing:
         request = self._unanswered(message.request)
         del self._admitted[message.request]
-        told = self._reject(Rejected(request=message.request, reason=message.reason, message=refusal_sentence(message)))
+        sentence = refusal_sentence(message)
+        told = self._reject(
+            Rejected(request=message.request, reason=message.reason, message=sentence, incarnation=request.incarnation)
+        )
         return Outgoing() if request.is_silent else told
 
     def _unanswered(self, request_id: RequestId) -> OpenRequest:
@@ -279,12 +289,12 @@ class TextCore:
             if choice.has_ended or request.is_silent:
                 continue
             if position == 0 and (request.echo or prompt is not None):
-                tables[request.api].prompt(request.request, index, request.echo, prompt, request.echo_offsets)
+                tables[request.path].prompt(request.request, index, request.echo, prompt, request.echo_offsets)
             if request.is_prompt_only:
                 continue
             state = choice.text
             text = state.push(token)
-            tables[request.api].token(request.request, index, token, text, logprobs=logprobs, offset=state.offset)
+            tables[request.path].token(request.request, index, token, text, logprobs=logprobs, offset=state.offset)
             if state.matched_string is not None:
                 orders.append(StopChoice(request=request.request, choice=index, output_tokens=state.tokens))
                 self._end_choice(request, index, tables, FinishReason.STOP, text="")
@@ -323,7 +333,7 @@ class TextCore:
             self._counters.stop_strings_matched += 1
         elif reason is FinishReason.STOP:
             matched = choice.text.matched_token
-        table = tables[request.api]
+        table = tables[request.path]
         table.finish(request.request, index, text=text, reason=reason, matched_stop=matched)
         self._counters.finished[reason] += 1
         self._counters.generation_tokens += choice.text.tokens
@@ -343,4 +353,8 @@ class TextCore:
                 self._end_choice(request, index, tables, FinishReason.ABORT, text="")
 
     def _messages(self, tables: _Tables) -> tuple[tuple[ApiId, TextEmitted], ...]:
-        return tuple((api, table.message(self._tokenizer.token_bytes)) for api, table in tables.items())
+        messages: list[tuple[ApiId, TextEmitted]] = []
+        for path, table in tables.items():
+            api, incarnation = path_parts(path)
+            messages.append((api, table.message(self._tokenizer.token_bytes, incarnation)))
+        return tuple(messages)

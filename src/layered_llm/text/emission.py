@@ -25,7 +25,7 @@ class Outgoing:
 
 @attrs.define
 class TextRows:
-    """What one API process gets of one message of the scheduler."""
+    """What one API process gets of one message of the scheduler, for one incarnation of requests."""
 
     _requests: list[int] = attrs.field(init=False, factory=list)
     _choices: list[int] = attrs.field(init=False, factory=list)
@@ -77,7 +77,7 @@ class TextRows:
         self._ended_cached_tokens.append(cached_tokens)
         self._ended_errors.append(error)
 
-    def message(self, bytes_of: Callable[[int], bytes]) -> TextEmitted:
+    def message(self, bytes_of: Callable[[int], bytes], incarnation: int) -> TextEmitted:
         """`bytes_of` is what a token stands for."""
         logprobs, prompts = LogprobColumns.of(self._logprobs), PromptLogprobs.of(self._prompts)
         return TextEmitted(
@@ -93,6 +93,7 @@ class TextRows:
             ended_completion_tokens=pack_i32(self._ended_completion_tokens),
             ended_cached_tokens=pack_i32(self._ended_cached_tokens),
             ended_errors=tuple(self._ended_errors),
+            incarnation=incarnation,
             logprobs=logprobs,
             logprob_tokens=() if logprobs is None else _names(logprobs, bytes_of),
             text_offsets=b"" if logprobs is None else pack_i32(self._text_offsets),

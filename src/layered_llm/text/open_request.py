@@ -14,7 +14,7 @@ import attrs
 from layered_llm.domain.columns import rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.ids import ApiId, RequestId, api_of
+from layered_llm.domain.ids import PathId, RequestId, api_of, compose_path_id
 from layered_llm.text.detokenizer import Detokenizer
 from layered_llm.text.preparation import EndTokens, Prepared
 from layered_llm.text.stop_strings import StopScanner
@@ -88,7 +88,9 @@ class OpenRequest:
     """The state of one request; written by the text core alone."""
 
     request: RequestId
-    api: ApiId
+    incarnation: int
+    path: PathId
+    """Where what is said of it goes."""
     prompt_tokens: int
     told_prompt_ids: bytes = b""
     """What the API is told of them with its verdict."""
@@ -158,7 +160,8 @@ def open_request(prepared: Prepared, tokenizer: Tokenizer) -> OpenRequest:
     admit = prepared.admit
     return OpenRequest(
         request=admit.request,
-        api=api_of(admit.request),
+        incarnation=prepared.incarnation,
+        path=compose_path_id(api_of(admit.request), prepared.incarnation),
         prompt_tokens=rows("i", admit.prompt_ids),
         told_prompt_ids=admit.prompt_ids if prepared.params.tells_prompt_ids else b"",
         choices=_start_choices(prepared, tokenizer),

@@ -47,6 +47,7 @@ class Prepared:
     """A request that may be admitted, and what the text side needs to follow its output."""
 
     admit: Admit
+    incarnation: int
     params: SamplingParams
     stops: StopAutomaton | None
     end_tokens: EndTokens
@@ -169,6 +170,7 @@ class Preparation(PromptWork):
                 offsets = pack_i32(offsets_of_text(self._reader.files.tokenizer, tokens, echo))
         return Prepared(
             admit=admit,
+            incarnation=self._message.incarnation,
             params=params,
             stops=StopAutomaton.of(params.stop) if params.stop else None,
             end_tokens=end_tokens,

@@ -35,6 +35,8 @@ class PromptReader:
     limits: EngineLimits
     _rendered: str | TemplateFailed | None = None
     """What the template makes of a conversation, where it was rendered elsewhere."""
+    incarnation: int = 0
+    """Of the request; 0 of a question."""
 
     def conversation(self, prompt: Prompt) -> Prompt | None:
         """The prompt, where its text is what a template makes of it."""
@@ -51,7 +53,7 @@ class PromptReader:
         return work
 
     def reject(self, reason: RejectReason, message: str, param: str) -> Rejected:
-        return Rejected(request=self.request, reason=reason, message=message, param=param)
+        return Rejected(request=self.request, reason=reason, message=message, param=param, incarnation=self.incarnation)
 
     def tokens(
         self, prompt: Prompt, *, output_tokens: int = 1, least_output: int = 1, most_tokens: int | None = None

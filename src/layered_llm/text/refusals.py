@@ -26,9 +26,9 @@ FAILURES: Final = MappingProxyType(
 FELL_BEHIND: Final = "The server's HTTP process fell behind and its requests were ended; try again."
 
 
-def fell_behind(request: RequestId) -> Rejected:
+def fell_behind(request: RequestId, incarnation: int) -> Rejected:
     """The verdict on a request whose API process stopped taking messages before there was another one."""
-    return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message=FELL_BEHIND)
+    return Rejected(request=request, reason=RejectReason.QUEUE_FULL, message=FELL_BEHIND, incarnation=incarnation)
 
 
 def refusal_sentence(refused: Refused) -> str:

@@ -3,8 +3,8 @@
 Must not know: HTTP, tokens' texts, pages.
 
 Order: all messages about one request take this link to the same text worker, so an Abort never overtakes its Submit.
-A request is answered once by Accepted or Rejected; after Accepted come rows of TextEmitted, and exactly one row of its
-`ended` table, after which nothing about the request follows.
+A request is answered once for each incarnation by Accepted or Rejected; after Accepted come rows of TextEmitted, and exactly
+one row of its `ended` table, after which nothing about the request follows.
 
 A question about the tokenizer is a request that never leaves the text worker: it is answered once, by its answer or by
 Rejected, and an Abort before that forgets it.
@@ -37,6 +37,8 @@ class Submit:
     seed: int
     """That of `params`, or one that was drawn where they have none."""
     placement: Placement = ANYWHERE
+    incarnation: int = 0
+    """How often the request was submitted before. What is said of an earlier time is late, on whichever way it comes."""
     output_ids: tuple[bytes, ...] = attrs.field(default=(), validator=attrs.validators.deep_iterable(packed("i")))
     """Of each choice the packed tokens that it has so far, which count and are not said again; empty where it begins."""
 
@@ -51,6 +53,8 @@ class Abort:
 
     request: RequestId
     reason: AbortReason
+    incarnation: int = 0
+    """That of the Submit which it ends."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +65,8 @@ class Accepted:
     prompt_tokens: int
     prompt_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     """The prompt's tokens, where the request asks for them."""
+    incarnation: int = 0
+    """That of the Submit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +78,8 @@ class Rejected:
     message: str
     """A whole sentence for the caller, with the numbers that explain it."""
     param: str | None = None
+    incarnation: int = 0
+    """That of the Submit; 0 of a question."""
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +141,7 @@ class TokenizerDescribed:
 
 @attrs.frozen(kw_only=True)
 class TextEmitted:
-    """What one step brought to the requests of one API process.
+    """What one step brought to the requests of one API process that are in the same incarnation.
 
     Two tables, of one row per choice that has something new and of one row per request that ended, in packed columns.
     A choice's last row has its finish reason. A request's row in `ended` comes with or after the last row of its last choice.
@@ -157,6 +165,7 @@ class TextEmitted:
     ended_cached_tokens: bytes = column("i", "ended")
     ended_errors: tuple[str | None, ...]
     """Why the request failed, None when each choice ended by itself."""
+    incarnation: int = 0
 
     logprobs: LogprobColumns | None = None
     """Of each of `token_ids`; None where no token's request wants any."""
