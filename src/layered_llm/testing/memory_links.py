@@ -193,8 +193,9 @@ class MemoryGroupLink(Generic[OutT, InT]):
 
     async def send(self, message: OutT) -> None:
         await trio.lowlevel.checkpoint()
-        for peer in self._peers:
-            self._address.send_out(peer, message, HIGH_WATER_MARK)
+        self._address.observer.sent(message)
+        for pipe in (self._address.outbound[peer] for peer in self._peers if peer in self._address.outbound):
+            pipe.put(message)
 
     async def receive(self) -> tuple[tuple[str, InT], ...]:
         return await self._address.take_in()

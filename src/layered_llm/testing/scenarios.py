@@ -136,6 +136,7 @@ def _library(options: InlineEngineOptions) -> Iterator[Target]:
     yield Target(name="questions", run=asking(SHORT), beside=(beside(),), options=options)
     yield Target(name="questions-aside", run=asking(LONG), beside=(beside(),), options=options)
     yield Target(name="one-step-in-flight", run=library(max_tokens=5), beside=(beside(),), options=_one_by_one(options))
+    yield Target(name="two-ranks", run=library(n=2), beside=(beside(),), options=attrs.evolve(options, ranks=2))
     yield Target(name="late-answers", run=library(), options=attrs.evolve(options, largest_delay_s=0.3))
 
 
