@@ -3,7 +3,6 @@ from layered_llm.domain.metrics import Measured, metrics_of
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.flight import AbortRelease
-from layered_llm.service.reports import scheduler_report
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from support.metrics import samples_by_name
 from support.scheduling_rig import Rig, admit, limits
@@ -88,4 +87,4 @@ def test_what_is_new_in_steps_and_what_requests_took_is_counted() -> None:
 
 
 def report_of(scheduler: Scheduler) -> tuple[Measured, ...]:
-    return scheduler_report(scheduler.statistics(), SchedulerFigures(1), scheduler.check(), query=1, pid=1).metrics
+    return SchedulerFigures(1).report(scheduler.statistics(), scheduler.check(), query=1, pid=1).metrics

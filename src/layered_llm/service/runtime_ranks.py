@@ -22,8 +22,7 @@ from layered_llm.domain.messages.scheduler_runtime import (
     StepCompleted,
     StepFailed,
 )
-from layered_llm.domain.messages.supervision import StateReport
-from layered_llm.service.reports import runtime_report
+from layered_llm.domain.messages.supervision import Role, StateReport
 
 WARM_UP_SILENCE_S: Final = 600.0
 """Above what any part of a runtime's opening takes: a matrix that is read from a slow disk, a kernel that is compiled."""
@@ -83,6 +82,9 @@ class RuntimeRanks:
         return None
 
     def reports(self, query: int) -> tuple[StateReport, ...]:
-        """One of each rank, as of the last step that was answered."""
-        pids = (self._ready[name].pid for name in self._names)
-        return tuple(runtime_report(self._open_slots, query=query, rank=rank, pid=pid) for rank, pid in enumerate(pids))
+        """One of each rank, which has no event loop to be asked, as of the last step that was answered."""
+        return tuple(self._report(query, rank, self._ready[name].pid) for rank, name in enumerate(self._names))
+
+    def _report(self, query: int, rank: int, pid: int) -> StateReport:
+        slots = self._open_slots
+        return StateReport(query=query, role=Role.RUNTIME, index=rank, pid=pid, open_requests=slots, maps=(("slots", slots),))

@@ -7,8 +7,19 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.metrics import LATENCY_BUCKETS_S, MESSAGES_DROPPED, TTFT_BUCKETS_S, Histogram, counter, histogram
+from layered_llm.domain.messages.supervision import AbortTally, Role, StateReport
+from layered_llm.domain.metrics import (
+    LATENCY_BUCKETS_S,
+    MESSAGES_DROPPED,
+    TTFT_BUCKETS_S,
+    Histogram,
+    counter,
+    gauges_of,
+    histogram,
+    metrics_of,
+)
 from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.statistics import SchedulerStatistics
 
 FILL_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 
@@ -78,3 +89,19 @@ class SchedulerFigures:
         for release in effects.releases:
             self._release_time.observe((now_us - release.aborted_us) / 1e6)
             self._release_steps.observe(release.steps)
+
+    def report(self, statistics: SchedulerStatistics, violations: tuple[str, ...], *, query: int, pid: int) -> StateReport:
+        """With these figures, the state of the scheduler's process at this moment."""
+        aborts = statistics.aborts_taken
+        return StateReport(
+            query=query,
+            role=Role.SCHEDULER,
+            index=0,
+            pid=pid,
+            open_requests=statistics.open_requests,
+            maps=statistics.maps,
+            gauges=gauges_of(statistics),
+            metrics=(*metrics_of(statistics), *metrics_of(statistics.counters), *metrics_of(self)),
+            violations=violations,
+            aborts_taken=tuple(AbortTally(peer=Role.TEXT, index=text, aborts=count) for text, count in aborts),
+        )

@@ -33,7 +33,6 @@ from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.service.reports import scheduler_report
 from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeRanks
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
@@ -121,8 +120,7 @@ class SchedulerLoop:
     def _report(self, core: Scheduler, query: int) -> None:
         for rank in self._ranks.reports(query):
             self._to_supervisor.emit(rank)
-        report = scheduler_report(core.statistics(), self._figures, core.check(), query=query, pid=self._pid)
-        self._to_supervisor.emit(report)
+        self._to_supervisor.emit(self._figures.report(core.statistics(), core.check(), query=query, pid=self._pid))
 
     async def _serve_texts(self, core: Scheduler) -> None:
         while True:

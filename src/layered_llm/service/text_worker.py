@@ -24,6 +24,7 @@ from layered_llm.domain.messages.api_text import (
     Tokenize,
 )
 from layered_llm.domain.messages.supervision import (
+    AbortTally,
     ApiDied,
     EngineSized,
     EngineToSupervisor,
@@ -31,14 +32,16 @@ from layered_llm.domain.messages.supervision import (
     ProcessReady,
     Role,
     StateQuery,
+    StateReport,
     Stop,
     SupervisorToEngine,
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
+from layered_llm.domain.metrics import metrics_of
 from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.preparations import Preparations, TextHelpers
-from layered_llm.service.reports import text_report
 from layered_llm.text.core import Outcome, Outgoing, TextCore
+from layered_llm.text.text_statistics import TextStatistics
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
@@ -110,7 +113,7 @@ class TextWorker:
                         self._send(core.api_gone(api, AbortReason.PEER_DIED))
                         self._preparations.leave_unwanted()
                     case StateQuery(query=query):
-                        report = text_report(core.statistics(), core.check(), query=query, index=self._index, pid=self._pid)
+                        report = _report(core.statistics(), core.check(), query=query, index=self._index, pid=self._pid)
                         self._to_supervisor.emit(report)
                     case EngineSized():
                         raise InvariantViolated("the limits of an engine are told once")
@@ -179,3 +182,21 @@ class TextWorker:
             self._to_supervisor.emit(Heartbeat(role=Role.TEXT, index=self._index))
             self._deferred.retry()
             await trio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+def _report(statistics: TextStatistics, violations: tuple[str, ...], *, query: int, index: int, pid: int) -> StateReport:
+    counters = statistics.counters
+    return StateReport(
+        query=query,
+        role=Role.TEXT,
+        index=index,
+        pid=pid,
+        open_requests=statistics.open_requests,
+        maps=statistics.maps,
+        metrics=(*metrics_of(statistics), *metrics_of(counters)),
+        violations=violations,
+        aborts_sent=(AbortTally(peer=Role.SCHEDULER, index=0, aborts=counters.aborts_forwarded + counters.aborts_own),),
+        aborts_taken=tuple(
+            AbortTally(peer=Role.API, index=api, aborts=aborts) for api, aborts in sorted(counters.aborts_taken.items())
+        ),
+    )
