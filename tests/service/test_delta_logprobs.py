@@ -140,13 +140,13 @@ def test_no_object_is_made_of_a_log_probability_before_it_is_read(monkeypatch: p
 
 def test_what_waits_is_copied_as_often_as_its_logarithm_says(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = list[int]()
-    merged = request_stream._merged
+    merged = stream.merged
 
     def counted(parts: Sequence[ChoiceDelta]) -> ChoiceDelta:
         copied.append(sum(len(part.token_ids) for part in parts) if len(parts) > 1 else 0)
         return merged(parts)
 
-    monkeypatch.setattr(request_stream, "_merged", counted)
+    monkeypatch.setattr(request_stream, "merged", counted)
     table = OpenRequests()
     record = entered(table, SECOND)
     message = emitted([1, 2, 3], [[], [], [(3, -1.0)]])

@@ -6,12 +6,16 @@ Must not know: links, HTTP.
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Protocol, overload
+from typing import Final, Protocol, overload
 
 import attrs
 
 from layered_llm.domain.columns import unpack_f32, unpack_i32
 from layered_llm.domain.finish import FinishReason
+
+_TOKEN_BYTES: Final = 40
+LOGPROB_BYTES: Final = 64
+"""Of what waits to be fetched: a number, and 8 packed bytes beside the token's name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -188,3 +192,32 @@ class RequestEnded:
 
 
 StreamEvent = ChoiceDelta | RequestEnded
+
+
+def size_bytes_of(delta: ChoiceDelta) -> int:
+    """About what it takes to keep `delta` until it is fetched."""
+    logprobs = logprob_entries(delta.logprobs) + logprob_entries(delta.prompt_logprobs)
+    return 4 * len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + LOGPROB_BYTES * logprobs
+
+
+def merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """One delta of a choice for several that came in this order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return ChoiceDelta(
+        choice=last.choice,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        finish_reason=last.finish_reason,
+        matched_stop=last.matched_stop,
+        logprobs=_joined([delta.logprobs for delta in deltas if delta.logprobs]),
+        prompt_logprobs=_joined([delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]),
+    )
+
+
+def _joined(parts: Sequence[Sequence[SampledLogprob]]) -> Sequence[SampledLogprob]:
+    runs = [part for part in parts if isinstance(part, LogprobRun)]
+    if len(parts) <= 1:
+        return parts[0] if parts else ()
+    return LogprobRun.joined(runs) if len(runs) == len(parts) else tuple(chain.from_iterable(parts))

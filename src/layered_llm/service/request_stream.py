@@ -4,8 +4,7 @@ Must not know: the table that it is in, how its abort travels, HTTP.
 """
 
 import enum
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import attrs
@@ -18,13 +17,14 @@ from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.api_text import Accepted, ApiToText, Rejected, TextAnswer
 from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import (
+    LOGPROB_BYTES,
     Backlog,
     ChoiceDelta,
-    LogprobRun,
     RequestEnded,
-    SampledLogprob,
     StreamEvent,
     logprob_entries,
+    merged,
+    size_bytes_of,
 )
 from layered_llm.service.request_figures import RequestTimes
 from layered_llm.transport.outbox import Outbox
@@ -35,9 +35,6 @@ ABORTED_BY_ID: Final = "aborted"
 MAX_MESSAGE_CHARS: Final = 200
 MOST_BYTES_AT_ONCE: Final = 1 << 18
 """Of what a reader is given by one call, and the choice that completes it: less than a millisecond of joining."""
-_TOKEN_BYTES: Final = 40
-_LOGPROB_BYTES: Final = 64
-"""Of what waits to be fetched: a number, and 8 packed bytes beside the token's name."""
 
 
 @attrs.define(eq=False)
@@ -225,11 +222,11 @@ class RequestStream:
         size_bytes = 0
         for choice in list(self._pending):  # one that is taken comes last again
             waiting = self._pending.pop(choice)
-            delta = waiting[0] if len(waiting) == 1 else _merged(waiting)
+            delta = waiting[0] if len(waiting) == 1 else merged(waiting)
             if delta.finish_reason is not FinishReason.RUNNING:
                 self._count_end(delta.finish_reason)
             events.append(delta)
-            if self._pending and (size_bytes := size_bytes + _size_bytes(delta)) >= MOST_BYTES_AT_ONCE:
+            if self._pending and (size_bytes := size_bytes + size_bytes_of(delta)) >= MOST_BYTES_AT_ONCE:
                 return tuple(events)
         if self._booked_bytes:
             self._give_back()
@@ -260,14 +257,14 @@ class RequestStream:
         if waiting is None:
             self._pending[delta.choice] = [delta]
             if delta.prompt_logprobs:
-                self._book(_LOGPROB_BYTES * logprob_entries(delta.prompt_logprobs))
+                self._book(LOGPROB_BYTES * logprob_entries(delta.prompt_logprobs))
         elif waiting[-1].finish_reason is not FinishReason.RUNNING:
             raise InvariantViolated(f"choice {delta.choice} goes on after it finished")
         else:
-            self._book(_size_bytes(delta))
+            self._book(size_bytes_of(delta))
             waiting.append(delta)
             while len(waiting) > 1 and len(waiting[-2].token_ids) <= len(waiting[-1].token_ids):
-                waiting[-2:] = [_merged(waiting[-2:])]
+                waiting[-2:] = [merged(waiting[-2:])]
         if delta.finish_reason is not FinishReason.RUNNING:
             self.open_choices -= 1
             self.finish_reason = max(self.finish_reason, delta.finish_reason)
@@ -283,32 +280,3 @@ class RequestStream:
     def add_end(self, end: RequestEnded) -> None:
         """The engine has ended it: nothing follows for the reader."""
         self.ended, self._has_end = end, True
-
-
-def _size_bytes(delta: ChoiceDelta) -> int:
-    """About what it takes to keep `delta` until it is fetched."""
-    logprobs = logprob_entries(delta.logprobs) + logprob_entries(delta.prompt_logprobs)
-    return 4 * len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * logprobs
-
-
-def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """One delta of a choice for several that came in this order."""
-    if len(deltas) == 1:
-        return deltas[0]
-    last = deltas[-1]
-    return ChoiceDelta(
-        choice=last.choice,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
-        finish_reason=last.finish_reason,
-        matched_stop=last.matched_stop,
-        logprobs=_joined([delta.logprobs for delta in deltas if delta.logprobs]),
-        prompt_logprobs=_joined([delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]),
-    )
-
-
-def _joined(parts: Sequence[Sequence[SampledLogprob]]) -> Sequence[SampledLogprob]:
-    runs = [part for part in parts if isinstance(part, LogprobRun)]
-    if len(parts) <= 1:
-        return parts[0] if parts else ()
-    return LogprobRun.joined(runs) if len(runs) == len(parts) else tuple(chain.from_iterable(parts))
