@@ -15,10 +15,12 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus, F
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest, EndedRequests, fate_of_body
+from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest, fate_among, fate_of_body
 from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import MAX_MESSAGE_CHARS, RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
+from support.request_table import entered
 
 API, OTHER = ApiId(5), ApiId(6)
 READY = EngineStatus(phase=EnginePhase.READY, generation=1, supervisor_pid=1, detail="ready")
@@ -146,20 +148,19 @@ def test_a_body_of_which_a_prompt_failed_has_failed(reasons: list[str]) -> None:
 
 
 def test_only_so_many_are_remembered() -> None:
-    ended = EndedRequests()
+    table = OpenRequests()
     for number in range(MAX_ENDED_REQUESTS + 1):
-        ended.add(EndedRequest(body=RequestId(number), name=None, tenant="", fate=RequestFate(reason="stop")))
+        entered(table, RequestId(number)).close(AbortReason.TIMEOUT)
 
-    assert ended.find(RequestId(0), "", ()) is None
-    assert RequestFate(reason="stop") == ended.find(RequestId(1), "", ())
+    assert (MAX_ENDED_REQUESTS, 1) == (len(table.ended), table.ended[0].body)
 
 
 def test_of_two_bodies_of_one_name_the_last_one_is_meant() -> None:
-    ended = EndedRequests()
-    for number, reason in enumerate(("error", "stop")):
-        ended.add(EndedRequest(body=RequestId(number), name="mine", tenant="", fate=RequestFate(reason=reason)))
-
-    assert RequestFate(reason="stop") == ended.find(None, "", ("mine",))
+    ended = [
+        EndedRequest(body=RequestId(number), name="mine", tenant="", fate=RequestFate(reason=reason))
+        for number, reason in enumerate(("error", "stop"))
+    ]
+    assert RequestFate(reason="stop") == fate_among(ended, None, "", ("mine",))
 
 
 async def test_an_id_of_another_process_is_asked_there() -> None:

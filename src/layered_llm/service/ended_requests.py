@@ -2,10 +2,9 @@
 
 Must not know: HTTP, clocks, who may ask.
 
-Invariant: at most `MAX_ENDED_REQUESTS` are remembered, and of each only ids, one word, and a bounded message.
+Of each only ids, one word, and a bounded message are remembered.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -56,16 +55,9 @@ def fate_of_body(fates: Iterable[RequestFate]) -> RequestFate:
     return failed[0] if failed else max(found, key=lambda fate: _GOOD.index(fate.reason))
 
 
-@attrs.define
-class EndedRequests:
-    """The last ones, oldest first."""
-
-    _ended: deque[EndedRequest] = attrs.field(factory=lambda: deque(maxlen=MAX_ENDED_REQUESTS))
-
-    def add(self, ended: EndedRequest) -> None:
-        self._ended.append(ended)
-
-    def find(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...]) -> RequestFate | None:
-        """The fate of the last body of the tenant, with None of anybody, that is known by one of these."""
-        known = [ended for ended in self._ended if is_meant(ended, request, tenant, names)]
-        return fate_of_body(ended.fate for ended in known if ended.body == known[-1].body) if known else None
+def fate_among(
+    ended: Iterable[EndedRequest], request: RequestId | None, tenant: str | None, names: tuple[str, ...]
+) -> RequestFate | None:
+    """The fate of the last body of the tenant, with None of anybody, that is known by one of these; oldest come first."""
+    known = [one for one in ended if is_meant(one, request, tenant, names)]
+    return fate_of_body(one.fate for one in known if one.body == known[-1].body) if known else None

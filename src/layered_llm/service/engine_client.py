@@ -49,7 +49,7 @@ from layered_llm.domain.metrics import ABORTS_LOST, Measured
 from layered_llm.domain.placement import ANYWHERE, Placement
 from layered_llm.domain.sampling import SEED_LIMIT, SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import is_meant
+from layered_llm.service.ended_requests import fate_among, is_meant
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
@@ -244,7 +244,7 @@ class EngineClient:
         """The same for what this process has and had."""
         if any(is_meant(stream, request, tenant, names) for stream in self._requests):
             return RequestFate(is_open=True)
-        return self._requests.ended.find(request, tenant, names)
+        return fate_among(self._requests.ended, request, tenant, names)
 
     def report(self, query: int) -> StateReport:
         """This process's own report."""

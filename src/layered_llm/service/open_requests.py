@@ -7,6 +7,7 @@ owes the abort), or lost with its connection. What comes for a request that is n
 earlier incarnation of one that is, is late: dropped and counted.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 
 import attrs
@@ -19,7 +20,7 @@ from layered_llm.domain.messages.api_text import Abort, Accepted, Rejected, Text
 from layered_llm.domain.metrics import ABORTS_EMITTED, Measured, counter, metrics_of
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.service.delta_logprobs import DeltaLogprobs
-from layered_llm.service.ended_requests import EndedRequest, EndedRequests
+from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest
 from layered_llm.service.request_figures import RequestFigures, RequestTimes
 from layered_llm.service.request_stream import Phase, RequestStream, TextConnection
 
@@ -29,7 +30,8 @@ class OpenRequests:
     """The table of records, and the counters of everything that left it."""
 
     _streams: dict[RequestId, RequestStream] = attrs.field(init=False, factory=dict)
-    ended: EndedRequests = attrs.field(init=False, factory=EndedRequests)
+    ended: deque[EndedRequest] = attrs.field(init=False, factory=lambda: deque(maxlen=MAX_ENDED_REQUESTS))
+    """The last ones, oldest first."""
     _accepted: int = counter("requests_accepted_total", "Requests that were queued.")
     _rejected: int = counter("requests_rejected_total", "Requests that were refused.")
     _lost: int = counter("requests_lost_total", "Requests whose engine process died.")
@@ -66,7 +68,9 @@ class OpenRequests:
         if request in self._streams:
             raise InvariantViolated(f"request {request} is open already")
         times = RequestTimes(now_s, choices, max_tokens)
-        stream = RequestStream(request, connection, times, tenant, choices, leave=self.close, count_end=self._count_end)
+        stream = RequestStream(
+            request, connection, times, tenant, choices, body=request, leave=self.close, count_end=self._count_end
+        )
         self._streams[request] = stream
         connection.open_requests += 1
         return stream
@@ -91,7 +95,7 @@ class OpenRequests:
         stream.phase = phase
         stream.connection.open_requests -= 1
         if (fate := stream.fate) is not None:
-            self.ended.add(EndedRequest(body=stream.body, name=stream.name, tenant=stream.tenant, fate=fate))
+            self.ended.append(EndedRequest(body=stream.body, name=stream.name, tenant=stream.tenant, fate=fate))
         stream.news.set()
 
     def on_verdict(self, verdict: Accepted | Rejected) -> None:
@@ -136,15 +140,19 @@ class OpenRequests:
                 stream.close(AbortReason.OVER_BUDGET)
 
     def _note_ends(self, message: TextEmitted, now_s: float) -> None:
-        for request, end in _ends(message):
-            stream = self._streams.get(request)
+        prompts, completions = unpack_i32(message.ended_prompt_tokens), unpack_i32(message.ended_completion_tokens)
+        columns = (prompts, completions, unpack_i32(message.ended_cached_tokens), message.ended_errors)
+        for number, prompt, completion, cached, error in zip(unpack_i64(message.ended), *columns, strict=True):
+            stream = self._streams.get(RequestId(number))
             if stream is None or stream.incarnation != message.incarnation:
                 self._late += 1
                 continue
+            usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+            end = RequestEnded(usage=usage, error=error)
             stream.add_end(end)
             self._figures.observe_end(stream.times, end, now_s)
             self._ended += 1
-            self._failed += end.error is not None
+            self._failed += error is not None
             self._end(stream, Phase.ENDED)
 
     def _deltas(self, message: TextEmitted) -> Iterable[tuple[RequestStream, ChoiceDelta]]:
@@ -192,13 +200,3 @@ class OpenRequests:
         """Counts the choices of an accepted request that end without a word from the engine: each choice is counted once."""
         if stream.phase is Phase.ACCEPTED:
             self._finished[reason] += stream.open_choices
-
-
-def _ends(message: TextEmitted) -> Iterable[tuple[RequestId, RequestEnded]]:
-    columns = (message.ended_prompt_tokens, message.ended_completion_tokens, message.ended_cached_tokens)
-    counts = zip(*(unpack_i32(column) for column in columns), strict=True)
-    for request, (prompt, completion, cached), error in zip(
-        unpack_i64(message.ended), counts, message.ended_errors, strict=True
-    ):
-        usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
-        yield RequestId(request), RequestEnded(usage=usage, error=error)

@@ -79,7 +79,7 @@ class RequestStream:
     """How often it was submitted before: what comes of an earlier time is not its own."""
     output_ids: tuple[bytes, ...] = attrs.field(init=False, default=())
     """Of each choice the packed tokens that it is submitted with."""
-    body: RequestId = attrs.field(init=False, default=attrs.Factory(lambda self: self.request, takes_self=True))
+    body: RequestId = attrs.field(kw_only=True)
     """The first request of the body that this one belongs to: itself, unless it joined another."""
     name: str | None = attrs.field(init=False, default=None)
     """What its client calls it."""
