@@ -4,11 +4,11 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Refused
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from support.scheduling_rig import Rig, admit, limits, policy
 
 
-def refusal(request: int, reason: RejectReason, limit: int, actual: int) -> Refused:
+def refusal(request: int, reason: RefuseReason, limit: int, actual: int) -> Refused:
     return Refused(request=RequestId(request), reason=reason, limit=limit, actual=actual)
 
 
@@ -27,7 +27,7 @@ def test_prompt_and_output_beyond_the_context_are_refused_in_tokens() -> None:
     rig.admit(admit(2, prompt=16, tokens=6))
 
     assert [1] == rig.queued
-    assert [refusal(2, RejectReason.CONTEXT_LENGTH_EXCEEDED, 20, 21)] == rig.refused
+    assert [refusal(2, RefuseReason.CONTEXT_LENGTH_EXCEEDED, 20, 21)] == rig.refused
 
 
 def test_more_than_the_whole_pool_is_refused_in_pages() -> None:
@@ -37,7 +37,7 @@ def test_more_than_the_whole_pool_is_refused_in_pages() -> None:
     rig.admit(admit(2, prompt=13, tokens=5))
 
     assert [1] == rig.queued
-    assert [refusal(2, RejectReason.NEVER_FITS, 4, 5)] == rig.refused
+    assert [refusal(2, RefuseReason.NEVER_FITS, 4, 5)] == rig.refused
 
 
 def test_choices_that_fit_only_one_after_another_are_taken() -> None:
@@ -56,7 +56,7 @@ def test_a_full_queue_refuses_in_requests() -> None:
         rig.admit(admit(request, choices=5))
 
     assert [1, 2] == rig.queued
-    assert [refusal(3, RejectReason.QUEUE_FULL, 2, 2)] == rig.refused
+    assert [refusal(3, RefuseReason.QUEUE_FULL, 2, 2)] == rig.refused
 
 
 def test_a_request_that_started_leaves_the_queue() -> None:
@@ -77,7 +77,7 @@ def test_a_refused_request_holds_nothing() -> None:
     rig.abort(1)
 
     rig.quiet()
-    assert {RejectReason.QUEUE_FULL: 1} == rig.scheduler.statistics().counters.refused
+    assert {RefuseReason.QUEUE_FULL: 1} == rig.scheduler.statistics().counters.refused
 
 
 def test_an_id_that_is_open_is_not_used_again() -> None:

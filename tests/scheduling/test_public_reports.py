@@ -4,7 +4,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from support.scheduling_device import Script, counting_script
 from support.scheduling_rig import Rig, admit, limits, policy
 
@@ -170,7 +170,7 @@ def test_d6_a_request_larger_than_the_pool_is_refused_and_blocks_nobody() -> Non
     rig.admit(admit(2, prompt=8, tokens=8))
     rig.run()
 
-    assert [RejectReason.NEVER_FITS] == [refused.reason for refused in rig.refused]
+    assert [RefuseReason.NEVER_FITS] == [refused.reason for refused in rig.refused]
     assert FinishReason.LENGTH is rig.reason(2)
 
 

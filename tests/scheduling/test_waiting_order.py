@@ -4,7 +4,7 @@ import pytest
 
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Refused
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from layered_llm.scheduling.policy import AdmissionOrder
 from support.scheduling_rig import Rig, admit, limits, policy
 
@@ -122,7 +122,7 @@ def test_a_tenant_has_a_bounded_number_of_streams() -> None:
         rig.admit(admit(request, tokens=1, tenant=tenant))
 
     assert [0, 1, 3] == rig.queued
-    assert [Refused(request=RequestId(2), reason=RejectReason.TOO_MANY_STREAMS, limit=2, actual=2)] == rig.refused
+    assert [Refused(request=RequestId(2), reason=RefuseReason.TOO_MANY_STREAMS, limit=2, actual=2)] == rig.refused
     rig.run()
     rig.admit(admit(4, tokens=1, tenant="a"))
     assert [0, 1, 3, 4] == rig.queued
@@ -134,7 +134,7 @@ def test_all_tenants_together_have_a_bounded_number_of_streams() -> None:
         rig.admit(admit(request, tokens=1, tenant=tenant))
 
     assert [0, 1, 2] == rig.queued
-    assert [Refused(request=RequestId(3), reason=RejectReason.SERVER_FULL, limit=3, actual=3)] == rig.refused
+    assert [Refused(request=RequestId(3), reason=RefuseReason.SERVER_FULL, limit=3, actual=3)] == rig.refused
     rig.run()
     rig.admit(admit(4, tokens=1, tenant="c"))
     assert [0, 1, 2, 4] == rig.queued

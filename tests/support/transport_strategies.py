@@ -17,7 +17,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, Prompt, Rendering, 
 from layered_llm.domain.metrics import Measured, Metric
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason, RejectReason
 
 _BITS = {"b": 8, "i": 32, "q": 64}
 _MAX_ROWS = 4
@@ -290,7 +290,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     text_scheduler.StepsTaken: st.builds(text_scheduler.StepsTaken, step=ids),
     text_scheduler.Queued: st.builds(text_scheduler.Queued, request=ids),
     text_scheduler.Refused: st.builds(
-        text_scheduler.Refused, request=ids, reason=st.sampled_from(RejectReason), limit=counts, actual=counts
+        text_scheduler.Refused, request=ids, reason=st.sampled_from(RefuseReason), limit=counts, actual=counts
     ),
     text_scheduler.TokensEmitted: tokens_emitted(),
     text_scheduler.RequestsFinished: columns(requests="q", choices="i", reasons="b", output_tokens="i").map(

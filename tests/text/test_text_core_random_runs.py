@@ -20,7 +20,7 @@ from layered_llm.domain.messages.text_scheduler import (
     StopChoice,
     TextToScheduler,
 )
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from layered_llm.text.core import Outgoing, Prepared
 from support.text_core import API, OTHER_API, CoreBench, files, requests_finished, tokens_emitted
 from support.text_tokenizers import byte_level, llama_style
@@ -43,7 +43,7 @@ class FakeScheduler:
     def obey(self, order: TextToScheduler) -> None:
         match order:
             case Admit(request=request) if self.chance.random() < 0.1:
-                self.said.append(Refused(request=request, reason=RejectReason.QUEUE_FULL, limit=1, actual=1))
+                self.said.append(Refused(request=request, reason=RefuseReason.QUEUE_FULL, limit=1, actual=1))
             case Admit(request=request):
                 self.said.append(Queued(request=request))
                 self.running |= {(request, choice): [] for choice in range(order.choices)}

@@ -31,3 +31,14 @@ class RejectReason(enum.IntEnum):
     @property
     def is_retryable(self) -> bool:
         return self >= RejectReason.QUEUE_FULL
+
+
+@enum.unique
+class RefuseReason(enum.IntEnum):
+    """Those of them that the scheduler gives, by the same names and numbers."""
+
+    CONTEXT_LENGTH_EXCEEDED = RejectReason.CONTEXT_LENGTH_EXCEEDED
+    NEVER_FITS = RejectReason.NEVER_FITS
+    QUEUE_FULL = RejectReason.QUEUE_FULL
+    TOO_MANY_STREAMS = RejectReason.TOO_MANY_STREAMS
+    SERVER_FULL = RejectReason.SERVER_FULL

@@ -24,7 +24,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.text_scheduler import Admit, Refused
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.scheduling.sequences import Request, Sequence, Tenant, TextWorker
 
@@ -50,19 +50,19 @@ def judge(admit: Admit, *, limits: RuntimeLimits, policy: SchedulingPolicy, load
     tokens = rows("i", admit.prompt_ids) + admit.max_tokens - 1  # the last one is never computed
     pages = -(-tokens // limits.page_size_tokens)
     if tokens > limits.context_tokens:
-        return _refuse(admit, RejectReason.CONTEXT_LENGTH_EXCEEDED, limits.context_tokens, tokens)
+        return _refuse(admit, RefuseReason.CONTEXT_LENGTH_EXCEEDED, limits.context_tokens, tokens)
     if pages > limits.pages:
-        return _refuse(admit, RejectReason.NEVER_FITS, limits.pages, pages)
+        return _refuse(admit, RefuseReason.NEVER_FITS, limits.pages, pages)
     if policy.max_streams_per_tenant is not None and load.tenant_streams >= policy.max_streams_per_tenant:
-        return _refuse(admit, RejectReason.TOO_MANY_STREAMS, policy.max_streams_per_tenant, load.tenant_streams)
+        return _refuse(admit, RefuseReason.TOO_MANY_STREAMS, policy.max_streams_per_tenant, load.tenant_streams)
     if policy.max_streams is not None and load.streams >= policy.max_streams:
-        return _refuse(admit, RejectReason.SERVER_FULL, policy.max_streams, load.streams)
+        return _refuse(admit, RefuseReason.SERVER_FULL, policy.max_streams, load.streams)
     if load.waiting_requests >= policy.max_queued_requests:
-        return _refuse(admit, RejectReason.QUEUE_FULL, policy.max_queued_requests, load.waiting_requests)
+        return _refuse(admit, RefuseReason.QUEUE_FULL, policy.max_queued_requests, load.waiting_requests)
     return None
 
 
-def _refuse(admit: Admit, reason: RejectReason, limit: int, actual: int) -> Refused:
+def _refuse(admit: Admit, reason: RefuseReason, limit: int, actual: int) -> Refused:
     return Refused(request=admit.request, reason=reason, limit=limit, actual=actual)
 
 

@@ -12,7 +12,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.metrics import ABORTS_HANDLED, ABORTS_LATE, counter, gauge
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
 from layered_llm.scheduling.open_requests import OpenRequests, QueueDeadlines
 from layered_llm.scheduling.running import RunningChoices
@@ -49,7 +49,7 @@ class Counters:
     prefix_hit_tokens: int = counter("prefix_cache_hit_tokens_total", "Tokens of starting choices, found in the prefix index.")
     finished: Counter[FinishReason] = attrs.field(factory=Counter)
     """Choices that ended; their sum and the open choices are `choices_accepted`."""
-    refused: Counter[RejectReason] = counter(
+    refused: Counter[RefuseReason] = counter(
         "requests_refused_total", "Requests that the scheduler refused, by reason.", label="reason"
     )
 

@@ -41,6 +41,7 @@ from layered_llm.domain.messages.text_scheduler import (
     TextToScheduler,
     TokensEmitted,
 )
+from layered_llm.domain.verdicts import RejectReason
 from layered_llm.text.checkpoint_text import TextFiles
 from layered_llm.text.emission import Outgoing, TextRows
 from layered_llm.text.open_request import OpenRequest, open_request
@@ -251,10 +252,9 @@ class TextCore:
     def _refused(self, message: Refused) -> Outgoing:
         request = self._unanswered(message.request)
         del self._admitted[message.request]
-        sentence = refusal_sentence(message)
-        told = self._reject(
-            Rejected(request=message.request, reason=message.reason, message=sentence, incarnation=request.incarnation)
-        )
+        reason, sentence = RejectReason(message.reason), refusal_sentence(message)
+        rejected = Rejected(request=message.request, reason=reason, message=sentence, incarnation=request.incarnation)
+        told = self._reject(rejected)
         return Outgoing() if request.is_silent else told
 
     def _unanswered(self, request_id: RequestId) -> OpenRequest:

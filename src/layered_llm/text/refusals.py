@@ -10,7 +10,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.text_scheduler import Refused
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason, RejectReason
 
 FAILURES: Final = MappingProxyType(
     {
@@ -35,26 +35,15 @@ def refusal_sentence(refused: Refused) -> str:
     """One sentence with the numbers behind the scheduler's reason."""
     limit, actual = refused.limit, refused.actual
     match refused.reason:
-        case RejectReason.NEVER_FITS:
+        case RefuseReason.NEVER_FITS:
             return f"The request needs {actual} pages of KV cache, but the whole pool has {limit}; lower max_tokens."
-        case RejectReason.CONTEXT_LENGTH_EXCEEDED:
+        case RefuseReason.CONTEXT_LENGTH_EXCEEDED:
             return f"The engine's context length is {limit} tokens, but prompt and output would take {actual} of them."
-        case RejectReason.QUEUE_FULL:
+        case RefuseReason.QUEUE_FULL:
             return f"The engine is busy: {actual} requests wait, and at most {limit} may; try again later."
-        case RejectReason.TOO_MANY_STREAMS | RejectReason.SERVER_FULL:
-            whose = "The server" if refused.reason is RejectReason.SERVER_FULL else "This API key"
+        case RefuseReason.TOO_MANY_STREAMS | RefuseReason.SERVER_FULL:
+            whose = "The server" if refused.reason is RefuseReason.SERVER_FULL else "This API key"
             streams = "stream" if actual == 1 else "streams"
             return f"{whose} has {actual} {streams} open, and at most {limit} may be; try again later."
-        case RejectReason.SHUTTING_DOWN:
-            return "The engine is shutting down and takes no more requests; try again later."
-        case (
-            RejectReason.TEMPLATE_ERROR
-            | RejectReason.NO_CHAT_TEMPLATE
-            | RejectReason.EMPTY_PROMPT
-            | RejectReason.TOKEN_OUT_OF_VOCABULARY
-            | RejectReason.INVALID_PARAMETER
-            | RejectReason.NOT_READY
-        ):
-            return f"The scheduler does not take the request: {refused.reason.name}, limit {limit}, actual {actual}."
         case _:
             assert_never(refused.reason)

@@ -13,7 +13,7 @@ from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
 from layered_llm.domain.placement import ANYWHERE, Placement
-from layered_llm.domain.verdicts import RejectReason
+from layered_llm.domain.verdicts import RefuseReason
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +121,7 @@ class Refused:
     """The request is not taken. `limit` and `actual` are the numbers behind the reason, in the reason's unit."""
 
     request: RequestId
-    reason: RejectReason
+    reason: RefuseReason
     limit: int
     actual: int
 
