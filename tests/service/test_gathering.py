@@ -32,39 +32,39 @@ def supervision() -> Supervision:
 
 def test_an_order_goes_to_the_process_that_issued_the_id_and_its_answer_back(supervision: Supervision) -> None:
     passed_on = AbortByName(query=1, request=REQUEST)
-    assert ((HOLDER_NAME, passed_on),) == supervision.ask_apis(ASKER_NAME, BY_NAME, 0.0)
+    assert ((HOLDER_NAME, passed_on),) == supervision.ask(ASKER_NAME, BY_NAME, 0.0)
 
-    answer = supervision.api_answered(HOLDER_NAME, RequestsAborted(query=1, count=2))
+    answer = supervision.answered(HOLDER_NAME, RequestsAborted(query=1, count=2))
 
     assert ((ASKER_NAME, RequestsAborted(query=40, count=2)),) == answer
-    assert () == supervision.api_answered(HOLDER_NAME, RequestsAborted(query=1, count=2))
+    assert () == supervision.answered(HOLDER_NAME, RequestsAborted(query=1, count=2))
 
 
 @pytest.mark.parametrize("api", [ApiId(9), ASKER])
 def test_an_order_that_nobody_else_can_obey_is_answered_at_once(supervision: Supervision, api: ApiId) -> None:
     order = AbortByName(query=40, request=compose_request_id(api, 7))
 
-    assert ((ASKER_NAME, RequestsAborted(query=40, count=0)),) == supervision.ask_apis(ASKER_NAME, order, 0.0)
+    assert ((ASKER_NAME, RequestsAborted(query=40, count=0)),) == supervision.ask(ASKER_NAME, order, 0.0)
 
 
 def test_an_order_for_all_adds_up_what_every_other_process_ended(supervision: Supervision) -> None:
-    assert [HOLDER_NAME, THIRD_NAME] == [peer for peer, _ in supervision.ask_apis(ASKER_NAME, ALL, 0.0)]
+    assert [HOLDER_NAME, THIRD_NAME] == [peer for peer, _ in supervision.ask(ASKER_NAME, ALL, 0.0)]
 
-    assert () == supervision.api_answered(THIRD_NAME, RequestsAborted(query=1, count=2))
-    assert () == supervision.api_answered(THIRD_NAME, RequestsAborted(query=1, count=2))
-    answer = supervision.api_answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
+    assert () == supervision.answered(THIRD_NAME, RequestsAborted(query=1, count=2))
+    assert () == supervision.answered(THIRD_NAME, RequestsAborted(query=1, count=2))
+    answer = supervision.answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
 
     assert ((ASKER_NAME, RequestsAborted(query=41, count=3)),) == answer
 
 
 def test_a_process_that_dies_has_nothing_open(supervision: Supervision) -> None:
-    supervision.ask_apis(ASKER_NAME, BY_NAME, 0.0)
+    supervision.ask(ASKER_NAME, BY_NAME, 0.0)
 
     assert ((ASKER_NAME, RequestsAborted(query=40, count=0)),) == supervision.api_died(HOLDER)
 
 
 def test_a_process_that_says_goodbye_has_nothing_open(supervision: Supervision) -> None:
-    supervision.ask_apis(ASKER_NAME, BY_NAME, 0.0)
+    supervision.ask(ASKER_NAME, BY_NAME, 0.0)
 
     answer, stop = supervision.api_goodbye(HOLDER)
 
@@ -73,17 +73,17 @@ def test_a_process_that_says_goodbye_has_nothing_open(supervision: Supervision) 
 
 
 def test_the_answer_for_an_asker_that_left_is_dropped(supervision: Supervision) -> None:
-    supervision.ask_apis(ASKER_NAME, BY_NAME, 0.0)
+    supervision.ask(ASKER_NAME, BY_NAME, 0.0)
     supervision.api_died(ASKER)
 
-    assert () == supervision.api_answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
+    assert () == supervision.answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
 
 
 def test_no_answer_is_made_up_for_a_process_that_hangs(supervision: Supervision) -> None:
-    supervision.ask_apis(ASKER_NAME, BY_NAME, 0.0)
+    supervision.ask(ASKER_NAME, BY_NAME, 0.0)
 
     assert () == supervision.expire_queries(STATE_TIMEOUT_S)
-    assert () == supervision.api_answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
+    assert () == supervision.answered(HOLDER_NAME, RequestsAborted(query=1, count=1))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_a_question_by_name_goes_to_all_and_that_a_request_is_open_is_the_last_w
 ) -> None:
     question = FindRequest(query=42, request=None, names=("mine",), tenant="alice")
     passed_on = attrs.evolve(question, query=1)
-    assert ((HOLDER_NAME, passed_on), (THIRD_NAME, passed_on)) == supervision.ask_apis(ASKER_NAME, question, 0.0)
+    assert ((HOLDER_NAME, passed_on), (THIRD_NAME, passed_on)) == supervision.ask(ASKER_NAME, question, 0.0)
 
-    assert () == supervision.api_answered(HOLDER_NAME, RequestFound(query=1, fate=said[0]))
-    answer = supervision.api_answered(THIRD_NAME, RequestFound(query=1, fate=said[1]))
+    assert () == supervision.answered(HOLDER_NAME, RequestFound(query=1, fate=said[0]))
+    answer = supervision.answered(THIRD_NAME, RequestFound(query=1, fate=said[1]))
 
     assert ((ASKER_NAME, RequestFound(query=42, fate=told)),) == answer
 
@@ -113,5 +113,5 @@ def test_a_question_by_name_goes_to_all_and_that_a_request_is_open_is_the_last_w
 def test_a_question_by_an_id_goes_to_the_process_that_issued_it(supervision: Supervision) -> None:
     question = FindRequest(query=42, request=REQUEST)
 
-    assert [HOLDER_NAME] == [peer for peer, _ in supervision.ask_apis(ASKER_NAME, question, 0.0)]
+    assert [HOLDER_NAME] == [peer for peer, _ in supervision.ask(ASKER_NAME, question, 0.0)]
     assert ((ASKER_NAME, RequestFound(query=42, fate=None)),) == supervision.api_died(HOLDER)

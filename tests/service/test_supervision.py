@@ -24,7 +24,7 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
 from layered_llm.service.supervision import MAX_RESTARTS, Outgoing, Supervision
-from layered_llm.transport.peers import RESTART_WINDOW_S, STATE_TIMEOUT_S, api_of_peer, api_peer_name
+from layered_llm.transport.peers import RESTART_WINDOW_S, STATE_TIMEOUT_S, api_of_peer, api_peer_name, peer_name
 from layered_llm.transport.ports import Garbled
 
 API, OTHER_API = ApiId(0x3F2A), ApiId(0x77)
@@ -41,6 +41,13 @@ def only_status(outgoing: tuple[Outgoing, ...]) -> EngineStatus:
     ((_peer, message),) = outgoing
     assert isinstance(message, EngineStatus)
     return message
+
+
+def reported(supervision: Supervision, report: StateReport) -> tuple[Outgoing, ...]:
+    """What follows from a report that its process sent; a rank's is the scheduler's to send."""
+    role = Role.SCHEDULER if report.role is Role.RUNTIME else report.role
+    peer = api_peer_name(ApiId(report.index)) if role is Role.API else peer_name(role, report.index)
+    return supervision.answered(peer, report)
 
 
 def make_ready(supervision: Supervision) -> tuple[Outgoing, ...]:
@@ -180,9 +187,9 @@ def test_a_state_query_is_answered_with_everybodys_report(supervision: Supervisi
     hello(supervision)
     asker = api_peer_name(API)
 
-    asked = supervision.query_state(asker, StateQuery(query=77), now_s=0.0)
+    asked = supervision.ask(asker, StateQuery(query=77), now_s=0.0)
     who = ((Role.API, API), (Role.TEXT, 0), (Role.TEXT, 1), (Role.RUNTIME, 0), (Role.SCHEDULER, 0))
-    answers = [supervision.report(report(1, role, index)) for role, index in who]
+    answers = [reported(supervision, report(1, role, index)) for role, index in who]
 
     assert {(peer, StateQuery(query=1)) for peer in (asker, "scheduler-0", "text-0", "text-1")} == set(asked)
     assert [()] * 4 == answers[:-1]
@@ -195,17 +202,17 @@ def test_a_state_query_waits_for_the_report_of_every_rank() -> None:
     supervision = Supervision(pid=1, ranks=2)
     make_ready(supervision)
     hello(supervision)
-    supervision.query_state(api_peer_name(API), StateQuery(query=77), now_s=0.0)
+    supervision.ask(api_peer_name(API), StateQuery(query=77), now_s=0.0)
     who = ((Role.API, API), (Role.TEXT, 0), (Role.TEXT, 1), (Role.SCHEDULER, 0), (Role.RUNTIME, 0), (Role.RUNTIME, 1))
 
-    assert [0, 0, 0, 0, 0, 1] == [len(supervision.report(report(1, role, index))) for role, index in who]
+    assert [0, 0, 0, 0, 0, 1] == [len(reported(supervision, report(1, role, index))) for role, index in who]
 
 
 def test_a_flush_reaches_whoever_is_asked(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
 
-    asked = supervision.query_state(api_peer_name(API), StateQuery(query=1, flush_cache=True), now_s=0.0)
+    asked = supervision.ask(api_peer_name(API), StateQuery(query=1, flush_cache=True), now_s=0.0)
 
     assert ("scheduler-0", StateQuery(query=1, flush_cache=True)) in asked
 
@@ -213,8 +220,8 @@ def test_a_flush_reaches_whoever_is_asked(supervision: Supervision) -> None:
 def test_a_silent_process_is_named_after_the_timeout(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
-    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report(report(1, Role.TEXT, 0))
+    supervision.ask(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    reported(supervision, report(1, Role.TEXT, 0))
 
     assert () == supervision.expire_queries(STATE_TIMEOUT_S / 2)
     ((_to, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
@@ -225,8 +232,8 @@ def test_a_silent_process_is_named_after_the_timeout(supervision: Supervision) -
 def test_a_process_that_dies_while_asked_does_not_hold_the_answer_up(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
-    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report(report(1, Role.API, API))
+    supervision.ask(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    reported(supervision, report(1, Role.API, API))
 
     (_to, state), *_status = supervision.generation_died("killed", now_s=0.1)
 
@@ -237,9 +244,9 @@ def test_a_process_that_dies_while_asked_does_not_hold_the_answer_up(supervision
 def test_an_api_process_that_leaves_while_asked_does_not_hold_the_answer_up(supervision: Supervision) -> None:
     hello(supervision)
     hello(supervision, OTHER_API)
-    supervision.query_state(api_peer_name(API), StateQuery(query=77), now_s=0.0)
+    supervision.ask(api_peer_name(API), StateQuery(query=77), now_s=0.0)
     own = report(1, Role.API, API)
-    assert () == supervision.report(own)
+    assert () == reported(supervision, own)
 
     answered, told = supervision.api_goodbye(OTHER_API)
 
@@ -250,11 +257,11 @@ def test_an_api_process_that_leaves_while_asked_does_not_hold_the_answer_up(supe
 def test_a_late_or_doubled_report_is_dropped(supervision: Supervision) -> None:
     make_ready(supervision)
     hello(supervision)
-    supervision.query_state(api_peer_name(API), StateQuery(query=1), now_s=0.0)
-    supervision.report(report(1, Role.TEXT, 0))
+    supervision.ask(api_peer_name(API), StateQuery(query=1), now_s=0.0)
+    reported(supervision, report(1, Role.TEXT, 0))
 
-    assert () == supervision.report(report(1, Role.TEXT, 0))
-    assert () == supervision.report(report(99, Role.TEXT, 0))
+    assert () == reported(supervision, report(1, Role.TEXT, 0))
+    assert () == reported(supervision, report(99, Role.TEXT, 0))
 
 
 def test_stopping_tells_everybody(supervision: Supervision) -> None:
@@ -311,7 +318,7 @@ def test_what_a_peer_may_not_say_is_not_heard_and_counted(
 
     assert not supervision.hears(peer, message)
 
-    asked = supervision.query_state(api_peer_name(API), StateQuery(query=77), 0.0)
+    asked = supervision.ask(api_peer_name(API), StateQuery(query=77), 0.0)
     ((_peer, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
     assert asked
     assert isinstance(state, EngineState)
@@ -362,8 +369,8 @@ def test_a_stopped_runtime_is_among_the_silent_although_the_scheduler_speaks_for
     hello(supervision)
     make_ready(supervision)
     supervision.stalled(["runtime-0"])
-    supervision.query_state(api_peer_name(API), StateQuery(query=77), 0.0)
-    supervision.report(report(1, Role.RUNTIME, 0))
+    supervision.ask(api_peer_name(API), StateQuery(query=77), 0.0)
+    reported(supervision, report(1, Role.RUNTIME, 0))
 
     ((_peer, state),) = supervision.expire_queries(STATE_TIMEOUT_S)
 

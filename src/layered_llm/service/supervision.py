@@ -45,8 +45,7 @@ from layered_llm.transport.ports import Garbled
 
 MAX_RESTARTS: Final = 3
 
-Order = AbortByName | FindRequest
-Question = StateQuery | Order
+Question = StateQuery | AbortByName | FindRequest
 Answer = StateReport | RequestsAborted | RequestFound
 Outgoing = tuple[str, SupervisorToApi | SupervisorToEngine]
 
@@ -205,25 +204,19 @@ class Supervision:
         answers = self._forget_api(api_peer_name(api))
         return (*answers, *self._tell_texts(ApiDied(api=api)))
 
-    def query_state(self, asker: str, query: StateQuery, now_s: float) -> tuple[Outgoing, ...]:
-        """Passes an API process's question on to everybody. The scheduler also speaks for the ranks of the runtime."""
-        ranks = (peer_name(Role.RUNTIME, rank) for rank in range(self._ranks if self._engine else 0))
-        asked = {*self._apis, *self._engine}
-        return self._pass_on(asker, query, asked, {*asked, *ranks}, now_s)
+    def ask(self, asker: str, question: Question, now_s: float) -> tuple[Outgoing, ...]:
+        """Passes an API process's question on to those that can answer it; there may be nobody."""
+        asked = self._asked(asker, question)
+        ranks = self._ranks if self._engine and isinstance(question, StateQuery) else 0
+        answering = {*asked, *(peer_name(Role.RUNTIME, rank) for rank in range(ranks))}
+        number = self._questions.ask(asker, question, answering, now_s + STATE_TIMEOUT_S)
+        passed_on = attrs.evolve(question, query=number)
+        return tuple((peer, passed_on) for peer in sorted(asked)) or self._answers(self._questions.answered())
 
-    def report(self, report: StateReport) -> tuple[Outgoing, ...]:
-        """One answer; the last one answers the asker."""
-        peer = api_peer_name(ApiId(report.index)) if report.role is Role.API else peer_name(report.role, report.index)
-        return self._answers(self._questions.answer(peer, report.query, report))
-
-    def ask_apis(self, asker: str, order: Order, now_s: float) -> tuple[Outgoing, ...]:
-        """Passes the order on to the API process that issued the request, or to all; the asker has seen to its own."""
-        others = self._apis.keys() - {asker}
-        asked = others if order.request is None else others & {api_peer_name(api_of(order.request))}
-        return self._pass_on(asker, order, asked, asked, now_s)
-
-    def api_answered(self, peer: str, answer: RequestsAborted | RequestFound) -> tuple[Outgoing, ...]:
-        """One API process obeyed, or said what it knows."""
+    def answered(self, peer: str, answer: Answer) -> tuple[Outgoing, ...]:
+        """One answer; the last one answers the asker. The scheduler also speaks for the ranks of the runtime."""
+        if isinstance(answer, StateReport) and answer.role is Role.RUNTIME:
+            peer = peer_name(Role.RUNTIME, answer.index)
         return self._answers(self._questions.answer(peer, answer.query, answer))
 
     def expire_queries(self, now_s: float) -> tuple[Outgoing, ...]:
@@ -245,12 +238,12 @@ class Supervision:
         self._texts_to_size -= ready
         return tuple((peer, EngineSized(limits=self._limits)) for peer in sorted(ready))
 
-    def _pass_on(
-        self, asker: str, question: Question, asked: set[str], answering: set[str], now_s: float
-    ) -> tuple[Outgoing, ...]:
-        number = self._questions.ask(asker, question, answering, now_s + STATE_TIMEOUT_S)
-        passed_on = attrs.evolve(question, query=number)
-        return tuple((peer, passed_on) for peer in sorted(asked)) or self._answers(self._questions.answered())
+    def _asked(self, asker: str, question: Question) -> set[str]:
+        """Of a state everybody; of a request the API process that issued it, or all: the asker has seen to its own."""
+        if isinstance(question, StateQuery):
+            return {*self._apis, *self._engine}
+        others = self._apis.keys() - {asker}
+        return others if question.request is None else others & {api_peer_name(api_of(question.request))}
 
     def _answers(self, gathered: Iterable[Gathered[Question, Answer]]) -> tuple[Outgoing, ...]:
         return tuple((each.asker, self._answer(each)) for each in gathered)

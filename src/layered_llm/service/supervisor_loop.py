@@ -125,14 +125,10 @@ class Supervisor:
                 self._send(self._supervision.api_goodbye(api))
                 if self._supervision.is_abandoned:
                     self._stop.set()
-            case StateQuery():
-                self._send(self._supervision.query_state(peer, message, trio.current_time()))
-            case StateReport():
-                self._send(self._supervision.report(message))
-            case AbortByName() | FindRequest():
-                self._send(self._supervision.ask_apis(peer, message, trio.current_time()))
-            case RequestsAborted() | RequestFound():
-                self._send(self._supervision.api_answered(peer, message))
+            case StateQuery() | AbortByName() | FindRequest():
+                self._send(self._supervision.ask(peer, message, trio.current_time()))
+            case StateReport() | RequestsAborted() | RequestFound():
+                self._send(self._supervision.answered(peer, message))
             case Garbled():
                 raise InvariantViolated("what is no message is not heard")
             case _:
@@ -198,7 +194,7 @@ class Supervisor:
                         case ProcessReady():
                             self._send(self._supervision.process_ready(message))
                         case StateReport():
-                            self._send(self._supervision.report(message))
+                            self._send(self._supervision.answered(peer, message))
                         case Heartbeat():
                             pass
                         case Garbled():
