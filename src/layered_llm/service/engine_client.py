@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Final, Self, assert_never
+from typing import Final, Self, TypeVar, assert_never
 
 import attrs
 import trio
@@ -57,10 +57,42 @@ from layered_llm.transport.peers import STATE_TIMEOUT_S
 
 SLOTS_OF_A_REQUEST: Final = 2
 """What opens it, and its Abort."""
+_NOT_STARTED: Final = EngineStatus(
+    phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the engine's processes"
+)
 
 
+_SaidT = TypeVar("_SaidT", EngineState, RequestsAborted, RequestFound)
+
+
+@attrs.define(eq=False)
+class _Answer:
+    came: trio.Event = attrs.field(factory=trio.Event)
+    said: EngineState | RequestsAborted | RequestFound | None = None
+
+
+@attrs.define(eq=False, kw_only=True)
 class EngineClient:
     """Implements the `Engine` protocol."""
+
+    api: Final[ApiId]
+    pid: Final[int]
+    _max_open_requests: int
+    _draw_seed: Callable[[], int]
+    _more_metrics: Callable[[], tuple[Measured, ...]] = tuple
+    """What else is counted in this process."""
+    _next_request: int = attrs.field(init=False, default=0)
+    _requests: OpenRequests = attrs.field(init=False, factory=OpenRequests)
+    _connections: tuple[TextConnection, ...] = attrs.field(init=False, default=())
+    _texts: tuple[TextConnection, ...] = attrs.field(init=False, default=())
+    """Those that new requests go to."""
+    _supervisor: Outbox[ApiToSupervisor] | None = attrs.field(init=False, default=None)
+    _next_query: int = attrs.field(init=False, default=1)
+    _answers: dict[int, _Answer] = attrs.field(init=False, factory=dict)
+    _aborts_lost: int = attrs.field(init=False, default=0)
+    _status: EngineStatus = attrs.field(init=False, default=_NOT_STARTED)
+    _status_changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _is_supervisor_stalled: bool = attrs.field(init=False, default=False)
 
     @classmethod
     def drawn(
@@ -79,44 +111,6 @@ class EngineClient:
             draw_seed=partial(randbelow, SEED_LIMIT),
             more_metrics=more_metrics,
         )
-
-    def __init__(
-        self,
-        *,
-        api: ApiId,
-        pid: int,
-        max_open_requests: int,
-        draw_seed: Callable[[], int],
-        more_metrics: Callable[[], tuple[Measured, ...]] = tuple,
-    ) -> None:
-        """`more_metrics` are what else is counted in this process."""
-        self._more_metrics = more_metrics
-        self._api = api
-        self._pid = pid
-        self._max_open_requests = max_open_requests
-        self._draw_seed = draw_seed
-        self._next_request = 0
-        self._requests = OpenRequests()
-        self._connections: tuple[TextConnection, ...] = ()
-        self._texts: tuple[TextConnection, ...] = ()
-        """Those that new requests go to."""
-        self._supervisor: Outbox[ApiToSupervisor] | None = None
-        self._next_query = 1
-        self._answers: dict[int, _Answer] = {}
-        self._aborts_lost = 0
-        self._status = EngineStatus(
-            phase=EnginePhase.STARTING, generation=0, supervisor_pid=0, detail="waiting for the engine's processes"
-        )
-        self._status_changed = trio.Event()
-        self._is_supervisor_stalled = False
-
-    @property
-    def api(self) -> ApiId:
-        return self._api
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     def status(self) -> EngineStatus:
         if not self._is_supervisor_stalled:
@@ -160,7 +154,7 @@ class EngineClient:
         self, owner: contextlib.ExitStack, tenant: str, choices: int, max_tokens: int | None
     ) -> RequestStream | Rejected:
         """A request in the table, whose opening message is to be emitted before anything else can happen."""
-        request = compose_request_id(self._api, self._next_request)
+        request = compose_request_id(self.api, self._next_request)
         self._next_request += 1
         if not self._texts:
             return self._not_ready(request)
@@ -189,14 +183,8 @@ class EngineClient:
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         """The reports of all processes that answer in time; the scheduler's after it flushed its prefix cache, if asked."""
-        if self._supervisor is None:
-            return EngineState(query=0, reports=(self.report(0),), silent=(Role.SUPERVISOR.value,))
-        question = StateQuery(query=self._new_query(), flush_cache=flush_cache)
-        answer = await self._ask(self._supervisor, question)
-        if not isinstance(answer, EngineState):
-            own = self.report(question.query)
-            return EngineState(query=question.query, reports=(own,), silent=(Role.SUPERVISOR.value,))
-        return answer
+        answer = await self._ask(lambda query: StateQuery(query=query, flush_cache=flush_cache), EngineState)
+        return answer or EngineState(query=0, reports=(self.report(0),), silent=(Role.SUPERVISOR.value,))
 
     async def abort(self, request: RequestId | None, tenant: str | None = "", names: tuple[str, ...] = ()) -> int:
         """Ends the tenant's body that `request` or one of `names` names, whichever API process has it, or all.
@@ -204,12 +192,13 @@ class EngineClient:
         Returns how many were open. Raises EngineLost when another API process may have it and does not answer.
         """
         count = self.abort_here(request, tenant, names)
-        is_ours = request is not None and api_of(request) == self._api and (count > 0 or not names)
+        is_ours = request is not None and api_of(request) == self.api and (count > 0 or not names)
         if is_ours or self._supervisor is None:  # without a supervisor no API process has anything open
             return count
-        order = AbortByName(query=self._new_query(), request=request, tenant=tenant, names=names)
-        answer = await self._ask(self._supervisor, order)
-        if not isinstance(answer, RequestsAborted):
+        answer = await self._ask(
+            lambda query: AbortByName(query=query, request=request, tenant=tenant, names=names), RequestsAborted
+        )
+        if answer is None:
             raise EngineLost("the process that may have the request does not answer")
         return count + answer.count
 
@@ -231,12 +220,13 @@ class EngineClient:
         None where nobody knows. Raises EngineLost when another API process may know and does not answer.
         """
         own = self.find_here(request, tenant, names)
-        is_certain = own is not None and (own.is_open or (request is not None and api_of(request) == self._api))
+        is_certain = own is not None and (own.is_open or (request is not None and api_of(request) == self.api))
         if is_certain or self._supervisor is None:
             return own
-        question = FindRequest(query=self._new_query(), request=request, tenant=tenant, names=names)
-        answer = await self._ask(self._supervisor, question)
-        if not isinstance(answer, RequestFound):
+        answer = await self._ask(
+            lambda query: FindRequest(query=query, request=request, tenant=tenant, names=names), RequestFound
+        )
+        if answer is None:
             raise EngineLost("the process that may know the request does not answer")
         return answer.fate if own is None or (answer.fate is not None and answer.fate.is_open) else own
 
@@ -251,8 +241,8 @@ class EngineClient:
         return StateReport(
             query=query,
             role=Role.API,
-            index=self._api,
-            pid=self._pid,
+            index=self.api,
+            pid=self.pid,
             open_requests=len(self._requests),
             maps=(
                 ("requests", len(self._requests)),
@@ -313,25 +303,18 @@ class EngineClient:
             case _:
                 assert_never(message)
 
-    def _new_query(self) -> int:
-        query, self._next_query = self._next_query, self._next_query + 1
-        return query
-
     async def _ask(
-        self, supervisor: Outbox[ApiToSupervisor], question: StateQuery | AbortByName | FindRequest
-    ) -> EngineState | RequestsAborted | RequestFound | None:
-        """The answer, None when there is none in time."""
-        answer = self._answers[question.query] = _Answer()
+        self, question: Callable[[int], StateQuery | AbortByName | FindRequest], kind: type[_SaidT]
+    ) -> _SaidT | None:
+        """The supervisor's answer to a question by number, None where there is no supervisor, or no answer in time."""
+        if self._supervisor is None:
+            return None
+        query, self._next_query = self._next_query, self._next_query + 1
+        answer = self._answers[query] = _Answer()
         try:
-            supervisor.emit(question)
+            self._supervisor.emit(question(query))
             with trio.move_on_after(2 * STATE_TIMEOUT_S):
                 await answer.came.wait()
         finally:
-            del self._answers[question.query]
-        return answer.said
-
-
-@attrs.define(eq=False)
-class _Answer:
-    came: trio.Event = attrs.field(factory=trio.Event)
-    said: EngineState | RequestsAborted | RequestFound | None = None
+            del self._answers[query]
+        return answer.said if isinstance(answer.said, kind) else None
