@@ -62,8 +62,10 @@ class Outbox(Generic[OutT]):
 
         Raises InvariantViolated when there is none: the emitter's arithmetic is wrong, or the peer is not worth waiting for.
         """
-        if self._has_reservations:
-            self.release()
+        if self._reserved:
+            self._reserved -= 1
+        elif self._has_reservations:
+            raise InvariantViolated(f"{type(message).__name__} emitted in a reserved slot, but only 0 are reserved")
         elif len(self._pending) >= self._capacity:
             raise InvariantViolated(f"{type(message).__name__} emitted into a full outbox of {self._capacity}")
         self._pending.append(message)

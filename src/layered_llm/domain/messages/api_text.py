@@ -42,10 +42,6 @@ class Submit:
     output_ids: tuple[bytes, ...] = attrs.field(default=(), validator=attrs.validators.deep_iterable(packed("i")))
     """Of each choice the packed tokens that it has so far, which count and are not said again; empty where it begins."""
 
-    def __attrs_post_init__(self) -> None:
-        if self.output_ids and len(self.output_ids) != self.params.n:
-            raise ValueError("a Submit with tokens so far has those of each choice")
-
 
 @attrs.frozen(kw_only=True)
 class Abort:
