@@ -131,7 +131,7 @@ class SamplingParams:
     """Texts that no output has as a whole: the last token of each, with and without a space before it, is not sampled where the
     output ends with its others. Where that leaves no token at all, it is sampled all the same."""
     logprobs: int | None = _field(None, _check_number, low=0, high=MAX_LOGPROBS)
-    """How many of the likeliest tokens are told with each sampled token, besides its own log probability; None tells neither.
+    """How many of the likeliest tokens come with each sampled token, besides its own log probability; None: neither comes.
 
     Log probabilities are the model's own: before temperature, penalties, biases and masks.
     """
@@ -140,7 +140,7 @@ class SamplingParams:
     echo: bool = _field(False, _check_flag)
     """Whether the text of each choice begins with the prompt; of a conversation with its last turn, if the assistant's."""
     tells_prompt_ids: bool = _field(False, _check_flag)
-    """Whether the ids of the prompt's tokens are told."""
+    """Whether the response has the ids of the prompt's tokens."""
     seed: int | None = _field(None, _check_number, low=-SEED_LIMIT, high=SEED_LIMIT - 1)
     """None: the engine client draws one, so that every request is reproducible from its record."""
     stop: tuple[str, ...] = _field(

@@ -24,7 +24,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    """Sampled tokens of all choices, eos included; a stop string cuts behind the token that completed it."""
+    """Sampled tokens of all choices, eos included; a stop string cuts after the token that completed it."""
     cached_tokens: int
 
 
@@ -70,7 +70,7 @@ class LogprobRun(Sequence[SampledLogprob]):
         ranks: Sequence[int],
         offsets: Sequence[int],
     ) -> None:
-        """`counts` entries of each token, its own first, whose ids and logarithms are packed. `ranks` are 0 where not told."""
+        """`counts` entries of each token, its own first, with packed ids and logarithms. A rank is 0 where nobody asked."""
         self.starts = array("i", accumulate(counts, initial=0))
         self.entry_ids = entry_ids
         self.entry_logprobs = entry_logprobs
@@ -113,19 +113,19 @@ class LogprobRun(Sequence[SampledLogprob]):
         if isinstance(place, int):
             place = range(len(self))[place]
             return next(iter(self[place : place + 1]))
-        first, behind, step = place.indices(len(self))
+        first, end, step = place.indices(len(self))
         if step != 1:
             raise ValueError("a run is divided into runs")
-        behind = max(first, behind)
-        start, end = self.starts[first], self.starts[behind]
-        counts = [self.starts[index + 1] - self.starts[index] for index in range(first, behind)]
+        end = max(first, end)
+        entry, end_entry = self.starts[first], self.starts[end]
+        counts = [self.starts[index + 1] - self.starts[index] for index in range(first, end)]
         return LogprobRun(
             counts,
-            self.entry_ids[4 * start : 4 * end],
-            self.entry_logprobs[4 * start : 4 * end],
-            self.names[start:end],
-            ranks=self.ranks[first:behind],
-            offsets=self.offsets[first:behind],
+            self.entry_ids[4 * entry : 4 * end_entry],
+            self.entry_logprobs[4 * entry : 4 * end_entry],
+            self.names[entry:end_entry],
+            ranks=self.ranks[first:end],
+            offsets=self.offsets[first:end],
         )
 
     def __iter__(self) -> Iterator[SampledLogprob]:

@@ -28,7 +28,7 @@ _TESTS_CONTENT_FOR_NULL: Final = re.compile(r"content['\"\]]*\s+is\s+(?:not\s+)?
 _MESSAGE_CHARS: Final = 500
 """Of what a template says of itself: it may repeat a conversation of megabytes, and its refusal counts for no budget."""
 _END_MARK: Final = "[[the-last-message-goes-on-here]] "
-"""Put behind the message that is to be continued. A template that trims its messages takes the space, and so tells of it."""
+"""Put after the message that is to be continued. A template that trims its messages takes the space, which shows it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +82,7 @@ class ChatTemplate:
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
         """A message as templates index it: a key is there only where it has a value, as in transformers."""
         role = "system" if message.role == "developer" and not self._knows_developer else message.role
-        # Most templates concatenate the content, whatever it is; some tell a turn of calls alone by its being null.
+        # Most templates concatenate the content, whatever it is; some know a turn of calls alone by its being null.
         is_null = message.content is None and message.tool_calls and self._knows_null
         turn: dict[str, Any] = {"role": role, "content": None if is_null else message.content or ""}
         if message.name is not None:

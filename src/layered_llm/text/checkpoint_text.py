@@ -212,8 +212,8 @@ def _as_json(config: Mapping[str, Any]) -> str:
 
 def _defaults(files: CheckpointFiles) -> SamplingDefaults:
     """`max_new_tokens` is the most that any request gets, as in vLLM."""
-    told = _read_json(files, _GENERATION_CONFIG)
-    entries = {_DEFAULTS[name]: value for name, value in told.items() if name in _DEFAULTS and value is not None}
+    config = _read_json(files, _GENERATION_CONFIG)
+    entries = {_DEFAULTS[name]: value for name, value in config.items() if name in _DEFAULTS and value is not None}
     if entries.get("top_k") == _NO_TOP_K:
         del entries["top_k"]
     try:

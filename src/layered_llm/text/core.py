@@ -2,9 +2,9 @@
 
 Must not know: sockets, threads, clocks, pages, how a preparation is run.
 
-Invariants (recomputed by `check`): a request stands in one map at most; the API is told one verdict of it and, after Accepted,
+Invariants (recomputed by `check`): a request is in one map at most; the API gets one verdict on it and, after Accepted,
 one end of each choice and then one end of the request; a request that was admitted is forgotten when the scheduler has finished
-each of its choices, any other at once; nothing is told about a request whose API left it.
+each of its choices, any other at once; nothing is sent about a request whose API left it.
 """
 
 from collections import defaultdict
@@ -141,7 +141,7 @@ class TextCore:
     def api_gone(self, api: ApiId, reason: AbortReason) -> Outgoing:
         """Ends all requests of an API process.
 
-        With PEER_DIED nothing is told to it, and what it may have submitted before and arrives later is dropped. With any other
+        With PEER_DIED nothing is sent to it, and what it may have submitted before and arrives later is dropped. With any other
         reason `to_api` holds the verdict or the end of each request, for when it takes messages again.
         """
         unprepared = {request: self._preparing[request] for request in sorted(self._preparing) if api_of(request) == api}
@@ -192,7 +192,7 @@ class TextCore:
             if (len(unended), len(unconfirmed)) != (request.unended_choices, request.unconfirmed_choices):
                 broken.append(f"request {request.request} counts its choices wrongly")
             if any(choice.is_confirmed and not choice.has_ended for choice in request.choices) and not request.is_silent:
-                broken.append(f"request {request.request} has a choice whose end was not told")
+                broken.append(f"request {request.request} has a choice whose end was not sent")
         ended = counters.requests_confirmed + counters.questions_answered
         gone = sum(counters.rejected.values()) + counters.requests_dropped + ended
         if counters.requests_submitted != len(self._preparing) + len(self._admitted) + gone:
@@ -244,7 +244,7 @@ class TextCore:
         accepted = Accepted(
             request=message.request,
             prompt_tokens=request.prompt_tokens,
-            prompt_ids=request.told_prompt_ids,
+            prompt_ids=request.shown_prompt_ids,
             incarnation=request.incarnation,
         )
         return Outgoing(to_api=((api_of(message.request), accepted),))
@@ -254,8 +254,8 @@ class TextCore:
         del self._admitted[message.request]
         reason, sentence = RejectReason(message.reason), refusal_sentence(message)
         rejected = Rejected(request=message.request, reason=reason, message=sentence, incarnation=request.incarnation)
-        told = self._reject(rejected)
-        return Outgoing() if request.is_silent else told
+        verdict = self._reject(rejected)
+        return Outgoing() if request.is_silent else verdict
 
     def _unanswered(self, request_id: RequestId) -> OpenRequest:
         request = self._known(request_id)

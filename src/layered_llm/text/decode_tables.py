@@ -51,7 +51,7 @@ class PieceTable:
     first: Mapping[int, str | int]
     """Used in place of `shown` for the first token that decodes to anything."""
     after_run: tuple[Stage, ...]
-    """Stages behind ByteFallback: they see the text of a byte run too."""
+    """Stages after ByteFallback: they see the text of a byte run too."""
     strip: tuple[tuple[str, int], ...]
     """(character, count): most leading characters that are cut from the whole text, one pair after the other."""
 

@@ -2,8 +2,8 @@
 
 Must not know: messages' columns, counters, other requests.
 
-Two ends are kept apart. A choice has *ended* when the API was told so, which a stop string does at once; it is *confirmed* when
-the scheduler finished it, after which no token comes. The state lives until every choice is confirmed.
+Two ends are kept apart. A choice has *ended* when its end was sent to the API, which a stop string does at once; it is
+*confirmed* when the scheduler finished it, after which no token comes. The state lives until every choice is confirmed.
 
 The text of an end token (eos or stop token id) is not shown unless the request includes stops in its output; the token counts
 all the same. A stop string counts after `min_tokens` tokens only, as end tokens do.
@@ -92,18 +92,18 @@ class OpenRequest:
     path: PathId
     """Where what is said of it goes."""
     prompt_tokens: int
-    told_prompt_ids: bytes = b""
-    """What the API is told of them with its verdict."""
+    shown_prompt_ids: bytes = b""
+    """What the API gets of them with its verdict."""
     choices: list[OpenChoice]
     unended_choices: int
-    """Those whose end the API was not told."""
+    """Those whose end was not sent to the API."""
     unconfirmed_choices: int
     completion_tokens: int = 0
     """Of the choices that ended."""
     is_queued: bool = False
-    """The API was told that the request is accepted."""
+    """The API knows that the request is accepted."""
     is_silent: bool = False
-    """Nothing more is sent to the API: it left, or was told the end."""
+    """Nothing more is sent to the API: it left, or has the end."""
     cached_tokens: int | None = None
     error: str | None = None
     """What failed, once something did."""
@@ -142,7 +142,7 @@ class OpenRequest:
         return choice
 
     def end(self, index: int) -> OpenChoice:
-        """Notes that the API is told the end of a choice."""
+        """Notes that the end of a choice is sent to the API."""
         choice = self.choices[index]
         choice.has_ended = True
         self.unended_choices -= 1
@@ -163,7 +163,7 @@ def open_request(prepared: Prepared, tokenizer: Tokenizer) -> OpenRequest:
         incarnation=prepared.incarnation,
         path=compose_path_id(api_of(admit.request), prepared.incarnation),
         prompt_tokens=rows("i", admit.prompt_ids),
-        told_prompt_ids=admit.prompt_ids if prepared.params.tells_prompt_ids else b"",
+        shown_prompt_ids=admit.prompt_ids if prepared.params.tells_prompt_ids else b"",
         choices=_start_choices(prepared, tokenizer),
         unended_choices=admit.choices,
         unconfirmed_choices=admit.choices,

@@ -131,11 +131,11 @@ class Preparation(PromptWork):
     def _judge_prompt_logprobs(self, prompt_tokens: int, beside: int) -> Rejected | None:
         """They leave in one piece with a choice's first token, which other choices' may share."""
         choices = self._message.params.n
-        told = prompt_tokens * (1 + beside) * choices
-        if told <= MAX_PROMPT_LOGPROBS:
+        count = prompt_tokens * (1 + beside) * choices
+        if count <= MAX_PROMPT_LOGPROBS:
             return None
         message = (
-            f"{told} log probabilities would be told of the prompt: those of {prompt_tokens} tokens and of the "
+            f"{count} log probabilities would be told of the prompt: those of {prompt_tokens} tokens and of the "
             f"{beside} likeliest beside each, n={choices} times. At most {MAX_PROMPT_LOGPROBS} are."
         )
         return self._reader.reject(RejectReason.INVALID_PARAMETER, message, "prompt_logprobs")

@@ -1,4 +1,4 @@
-"""The sentences that tell a caller why the engine behind this process did not take a request, or did not finish it.
+"""The sentences that say to a caller why the engine did not take a request, or did not finish it.
 
 Must not know: when a request is refused.
 """
@@ -32,7 +32,7 @@ def fell_behind(request: RequestId, incarnation: int) -> Rejected:
 
 
 def refusal_sentence(refused: Refused) -> str:
-    """One sentence with the numbers behind the scheduler's reason."""
+    """One sentence with the numbers of the scheduler's reason."""
     limit, actual = refused.limit, refused.actual
     match refused.reason:
         case RefuseReason.NEVER_FITS:

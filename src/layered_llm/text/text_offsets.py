@@ -61,7 +61,7 @@ class TextOffsets:
 
 
 def offsets_of_text(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Of the tokens of a prompt that is told as `text`.
+    """Of the tokens of a prompt that is shown as `text`.
 
     Special tokens stand in it only where the client wrote them, and a space that the tokenizer puts before it does not.
     """

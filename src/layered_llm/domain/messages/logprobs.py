@@ -24,7 +24,7 @@ class LogprobEntries:
     token_ids: bytes = attrs.field(default=b"", validator=packed("i"))
     logprobs: bytes = attrs.field(default=b"", validator=packed("f"))
     rank: int = 0
-    """How many tokens of the vocabulary are at least as likely as this one, itself included; 0 where that is not told."""
+    """How many tokens of the vocabulary are at least as likely as this one, itself included; 0 where nobody asks."""
 
 
 NO_ENTRIES: Final = LogprobEntries()
@@ -32,7 +32,7 @@ NO_ENTRIES: Final = LogprobEntries()
 
 @attrs.frozen(kw_only=True)
 class LogprobColumns:
-    """The entries of several tokens, one token's behind the other's."""
+    """The entries of several tokens, one token's after the other's."""
 
     counts: bytes = column("i")
     """Entries of each token, 0 where none are wanted of it."""
@@ -40,7 +40,7 @@ class LogprobColumns:
     logprobs: bytes = column("f", "entries")
     """fp32; may be minus infinity, and is never NaN."""
     ranks: bytes = column("i", default=b"")
-    """Of each token, as `LogprobEntries.rank`; empty where none is told."""
+    """Of each token, as `LogprobEntries.rank`; empty where nobody asks for any."""
 
     def __attrs_post_init__(self) -> None:
         check_columns(self)
@@ -75,13 +75,13 @@ class LogprobColumns:
             else b"",
         )
 
-    def part(self, token: int, behind: int, entry: int, behind_entry: int) -> "LogprobColumns":
+    def part(self, token: int, end: int, entry: int, end_entry: int) -> "LogprobColumns":
         """The tokens from `token` on, which have the entries from `entry` on. No object is made for each."""
-        ranks = self.ranks[4 * token : 4 * behind]
+        ranks = self.ranks[4 * token : 4 * end]
         return LogprobColumns(
-            counts=self.counts[4 * token : 4 * behind],
-            token_ids=self.token_ids[4 * entry : 4 * behind_entry],
-            logprobs=self.logprobs[4 * entry : 4 * behind_entry],
+            counts=self.counts[4 * token : 4 * end],
+            token_ids=self.token_ids[4 * entry : 4 * end_entry],
+            logprobs=self.logprobs[4 * entry : 4 * end_entry],
             ranks=ranks if any(ranks) else b"",
         )
 
@@ -93,12 +93,12 @@ class LogprobColumns:
         first = 0
         ranks = unpack_i32(self.ranks) if self.ranks else repeat(0)
         for count, rank in zip(unpack_i32(self.counts), ranks, strict=False):
-            behind = first + 4 * count
+            end = first + 4 * count
             if count:
-                yield LogprobEntries(token_ids=self.token_ids[first:behind], logprobs=self.logprobs[first:behind], rank=rank)
+                yield LogprobEntries(token_ids=self.token_ids[first:end], logprobs=self.logprobs[first:end], rank=rank)
             else:
                 yield NO_ENTRIES
-            first = behind
+            first = end
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +106,7 @@ class PromptLogprobs:
     """The entries of prompt tokens, for some of the rows of a message."""
 
     token_counts: bytes = attrs.field(validator=packed("i"))
-    """Prompt tokens that are told with each row of the message, 0 for most."""
+    """Prompt tokens whose entries come with each row of the message, 0 for most."""
     columns: LogprobColumns
     """Of these tokens, row after row."""
 
@@ -120,9 +120,9 @@ class PromptLogprobs:
         """Those of a message whose rows have these; None where none has any."""
         if parts.count(None) == len(parts):
             return None
-        told = [part for part in parts if part is not None]
+        present = [part for part in parts if part is not None]
         counts = pack_i32(0 if part is None else part.row_count for part in parts)
-        return cls(token_counts=counts, columns=LogprobColumns.joined(told))
+        return cls(token_counts=counts, columns=LogprobColumns.joined(present))
 
     @property
     def row_count(self) -> int:
@@ -132,14 +132,14 @@ class PromptLogprobs:
         entry_counts = unpack_i32(self.columns.counts)
         token = entry = 0
         for count in unpack_i32(self.token_counts):
-            behind = token + count
-            entries = sum(entry_counts[token:behind])
-            yield self.columns.part(token, behind, entry, entry + entries) if entries else None
-            token, entry = behind, entry + entries
+            end = token + count
+            entries = sum(entry_counts[token:end])
+            yield self.columns.part(token, end, entry, entry + entries) if entries else None
+            token, entry = end, entry + entries
 
 
 def prompts_of(prompts: PromptLogprobs | None, row_count: int) -> Iterable[LogprobColumns | None]:
-    """What each of a message's rows tells of its prompt."""
+    """What each of a message's rows has of its prompt."""
     return (None,) * row_count if prompts is None else prompts
 
 

@@ -44,11 +44,11 @@ class TokenSampling:
     bad_words: tuple[bytes, ...] = ()
     """Packed token ids of each, at least one: the last is not sampled where the output ends with the others."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, told by the rows that compute them while nothing is sampled yet."""
+    """The same for the prompt's tokens, by the rows that compute them while nothing is sampled yet."""
     logprobs: int | None = None
-    """How many of the likeliest tokens are told with each sampled token and its log probability; None tells neither."""
+    """How many of the likeliest tokens come with each sampled token and its log probability; None: neither comes."""
     missing_ranges: bytes = column("i", default=b"")
-    """Ids that the model has logits for and the tokenizer no token: they are never sampled and never told.
+    """Ids that the model has logits for and the tokenizer no token: they are never sampled and never shown.
 
     Of each range its first id and the one after its last; rising.
     """
@@ -74,7 +74,7 @@ class Admit:
     The first token that is emitted of it has the position after them.
     """
     reads_cache: bool = True
-    """False: all of the prompt is computed, as something is told of each of its tokens."""
+    """False: all of the prompt is computed, as each of its tokens has a log probability to be computed."""
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
@@ -118,7 +118,7 @@ class Queued:
 
 @attrs.frozen(kw_only=True)
 class Refused:
-    """The request is not taken. `limit` and `actual` are the numbers behind the reason, in the reason's unit."""
+    """The request is not taken. `limit` and `actual` are the numbers of the reason, in the reason's unit."""
 
     request: RequestId
     reason: RefuseReason
@@ -140,7 +140,7 @@ class TokensEmitted:
     """
     token_ids: bytes = column("i", "rows")
     cached_tokens: bytes = column("i", "rows")
-    """Prompt tokens that were not computed, told with position 0; -1 in other rows."""
+    """Prompt tokens that were not computed, in the row of position 0; -1 in other rows."""
     logprobs: LogprobColumns | None = None
     """Of each row's token; None where no row wants any."""
     prompt_logprobs: PromptLogprobs | None = None
