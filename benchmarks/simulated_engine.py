@@ -11,7 +11,7 @@ from benchmarks.simulated_traffic import Conversation
 from layered_llm.domain.columns import pack_i32, unpack_i8, unpack_i32, unpack_i64
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import (
     Admit,
     Queued,
@@ -100,6 +100,8 @@ class SimulatedEngine:
         self._device_free_us = 0
         self._busy_us = 0
         self._open_slots = 0
+        self._cursors: dict[int, int] = {}
+        """Where the next row of each slot starts."""
         self._requests: list[RequestTimes] = []
         self._waited_us: list[int] = []
 
@@ -143,7 +145,7 @@ class SimulatedEngine:
 
     def _execute(self, step: ExecuteStep) -> None:
         """The device starts a step when it has it and the one before is done."""
-        device_us = self._cost.of(step)
+        device_us = self._cost.of(self._with_starts(step))
         arrives_us = self._now_us + self._cost.host_us // 2
         self._device_free_us = max(self._device_free_us, arrives_us) + device_us
         self._busy_us += device_us
@@ -156,6 +158,14 @@ class SimulatedEngine:
             open_slots=self._open_slots,
         )
         self._at(self._device_free_us + self._cost.host_us // 2, partial(self._complete, result))
+
+    def _with_starts(self, step: ExecuteStep) -> ExecuteStep:
+        """The step with the start of each row that goes on."""
+        starts: list[int] = []
+        for slot, start, count in zip(*map(unpack_i32, (step.slots, step.starts, step.counts)), strict=True):
+            starts.append(self._cursors[slot] if start == GO_ON else start)
+            self._cursors[slot] = starts[-1] + count
+        return attrs.evolve(step, starts=pack_i32(starts))
 
     def _complete(self, result: StepCompleted) -> None:
         self._receive(self._scheduler.complete(result))

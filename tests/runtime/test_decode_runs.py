@@ -1,11 +1,12 @@
 from typing import Final
 
+import attrs
 import numpy as np
 import pytest
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
 from layered_llm.runtime.host_slots import HostSlots
 from support.runtime_driver import make_step, open_slot
 
@@ -38,8 +39,10 @@ class Table:
         return told
 
     def decode(self, *starts: int, pages: Pages | None = None) -> tuple[bool, list[int], list[int], list[int], list[int]]:
-        """A token of each of the first slots."""
-        return self.step(make_step(pages=pages or [], rows=[(slot, start, 1, True) for slot, start in enumerate(starts)]))
+        """A token of each of the first slots, which go on; what is computed must start at `starts`."""
+        done = self.step(make_step(pages=pages or [], rows=[(slot, GO_ON, 1, True) for slot in range(len(starts))]))
+        assert list(starts) == done[2]
+        return done
 
 
 def test_steps_of_the_same_slots_continue_each_other() -> None:
@@ -109,7 +112,7 @@ def test_a_run_goes_on_exactly_where_its_tokens_end(starts: tuple[int, int]) -> 
     table = Table()
     table.decode(3, 6)
     with pytest.raises(InvariantViolated, match="does not start"):
-        table.decode(*starts)
+        table.step(make_step(rows=[(slot, start, 1, True) for slot, start in enumerate(starts)]))
 
 
 @pytest.mark.parametrize(("count", "fault"), [(0, "has no tokens"), (2, "beyond its known tokens")])
@@ -143,3 +146,16 @@ def test_a_run_whose_tokens_were_not_sampled_does_not_continue() -> None:
     table.apply(make_step(rows=[(0, 0, 1, True)]))
     with pytest.raises(InvariantViolated, match="beyond its known tokens"):
         table.apply(make_step(rows=[(0, 1, 1, True)]))
+
+
+def test_a_row_that_yields_nothing_is_computed_again_and_one_that_yields_two_goes_on_behind_them() -> None:
+    slots = HostSlots(attrs.evolve(LIMITS, decode_tokens=2))
+    opened = [open_slot(0, [10, 11, 12]), open_slot(1, [20, 21, 22, 23, 24, 25])]
+    step = make_step(opened=opened, pages=[(0, 0, [7, 3]), (1, 0, [9, 2, 4])], rows=[(0, 0, 3, True), (1, 0, 6, True)])
+    slots.append_sampled(slots.apply(step), np.array([30, 40], np.int32))
+    goes_on = make_step(rows=[(0, GO_ON, 2, True), (1, GO_ON, 2, True)])
+
+    slots.append_sampled(slots.apply(goes_on), np.array([41, 42], np.int32), np.array([0, 2]))
+    inputs = slots.apply(goes_on)
+
+    assert ([3, 8], [30, 42]) == (inputs.positions.tolist(), inputs.token_ids.tolist())

@@ -3,7 +3,7 @@ import pytest
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
 from layered_llm.runtime.host_slots import HostSlots
 from layered_llm.runtime.step_inputs import StepInputs
 from support.runtime_driver import make_step, open_slot, sampling
@@ -129,7 +129,8 @@ def test_the_context_can_be_filled() -> None:
         ("not open", make_step(rows=[(-1, 0, 1, False)])),
         ("two rows", make_step(rows=[(1, 0, 1, False), (1, 1, 1, False)])),
         ("has no tokens", make_step(rows=[(1, 0, 0, False)])),
-        ("does not start", make_step(rows=[(1, -1, 1, False)])),
+        ("does not start", make_step(rows=[(1, -2, 1, False)])),
+        ("before its prefill is complete", make_step(rows=[(1, GO_ON, 1, True)])),
         ("does not start", make_step(rows=[(1, 9, 1, False)])),
         ("beyond its known tokens", make_step(rows=[(1, 0, 10, True)])),
         ("beyond its page table", make_step(rows=[(1, 0, 9, True)])),

@@ -6,7 +6,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, StepsTaken, TokensEmitted
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.plan import NextStep
@@ -130,7 +130,10 @@ class Runtime:
             self.prompts[opening.slot] = 0 if opening.output_ids else len(opening.prompt_ids) // 4
             self.retold += not opening.output_ids
         rows = zip(unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), strict=True)
-        parts = [told(start, max(0, min(count, self.prompts[slot] - start))) for slot, start, count in rows]
+        parts = [
+            None if start == GO_ON else told(start, max(0, min(count, self.prompts[slot] - start)))
+            for slot, start, count in rows
+        ]
         return StepCompleted(
             step=step.step,
             token_ids=pack_i32([77] * sum(step.samples)),

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import GO_ON
+from layered_llm.runtime.scripted import uneven_tokens
 from layered_llm.scheduling.policy import SchedulingPolicy
 from support.scheduling_device import counting_script
 from support.scheduling_rig import Rig, admit, limits, policy
@@ -29,9 +31,9 @@ def test_a_workload_step_by_step() -> None:
 
     assert [
         ([], [(0, 0, 5), (1, 0, 3)]),
-        ([], [(1, 3, 1), (0, 5, 5)]),
-        ([1], [(0, 10, 1), (1, 0, 2)]),
-        ([], [(0, 11, 1), (1, 2, 1)]),
+        ([], [(1, GO_ON, 1), (0, 5, 5)]),
+        ([1], [(0, GO_ON, 1), (1, 0, 2)]),
+        ([], [(0, GO_ON, 1), (1, GO_ON, 1)]),
         ([0, 1], []),
     ] == trace
 
@@ -47,7 +49,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     context = pages * page_size
     shape = st.tuples(st.integers(1, context - 1), st.integers(1, 12), st.integers(1, 3))
     return (
-        limits(pages=pages, page_size=page_size, slots=draw(st.integers(1, 4))),
+        limits(pages=pages, page_size=page_size, slots=draw(st.integers(1, 4)), decode_tokens=draw(st.integers(1, 3))),
         policy(
             budget=draw(st.integers(1, 20)),
             running=draw(st.integers(1, 5)),
@@ -62,11 +64,11 @@ def workloads(draw: st.DrawFn) -> Workload:
 @given(workload=workloads())
 def test_every_choice_gets_every_token_whatever_the_batch(workload: Workload) -> None:
     engine, bounds, shapes = workload
-    rig = Rig(limits=engine, policy=bounds)
+    rig = Rig(limits=engine, policy=bounds, yields=uneven_tokens)
     for request, (prompt, tokens, choices) in enumerate(shapes):
         rig.admit(admit(request, prompt=prompt, tokens=tokens, choices=choices))
 
-    rig.run(max_steps=2_000)
+    rig.run(max_steps=5_000)
 
     expected = {
         (request, choice): [counting_script(request, choice, position) for position in range(tokens)]

@@ -2,7 +2,7 @@
 
 from layered_llm.domain.columns import pack_i8, pack_i32, unpack_i8, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot
 from layered_llm.scheduling.plan import Idle
 from support.scheduling_rig import Rig, admit, limits, policy
 
@@ -59,7 +59,7 @@ def test_a_decode_step_carries_its_row_alone() -> None:
         page_offsets=b"",
         page_ids=b"",
         slots=pack_i32([0]),
-        starts=pack_i32([5]),
+        starts=pack_i32([GO_ON]),
         counts=pack_i32([1]),
         samples=pack_i8([1]),
     )
@@ -115,7 +115,7 @@ def test_the_second_step_is_planned_before_the_result_of_the_first() -> None:
 
     starts = [list(unpack_i32(launched(rig).starts)) for _ in range(2)]
 
-    assert [[0], [4]] == starts
+    assert [[0], [GO_ON]] == starts
     assert rig.launch() is None
 
 

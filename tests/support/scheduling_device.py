@@ -13,7 +13,7 @@ from layered_llm.domain.columns import pack_i8, pack_i32, rows, unpack_i8, unpac
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import PageId, SlotId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.placement import CacheRoot
 
 Script = Callable[[int, int, int], int]
@@ -22,6 +22,14 @@ FAILS = -1
 """In place of a token: the row has no result, and its pages hold what nobody may read who did not before."""
 Cost = Callable[[ExecuteStep], int]
 """Microseconds that a step takes."""
+
+
+Yields = Callable[[int, int, int], int]
+"""How many tokens a row yields, by step, slot and the most that it may."""
+
+
+def one_token(_step: int, _slot: int, _most: int) -> int:
+    return 1
 
 
 def counting_script(seed: int, choice: int, position: int) -> int:
@@ -70,6 +78,7 @@ class FakeDevice:
     limits: RuntimeLimits
     script: Script = counting_script
     cost: Cost = costs_nothing
+    yields: Yields = one_token
     cache_roots: dict[int, CacheRoot] = attrs.field(init=False, factory=dict)
     """By the seed of the request."""
     slots: dict[SlotId, DeviceSlot] = attrs.field(init=False, factory=dict)
@@ -88,12 +97,14 @@ class FakeDevice:
         for opened in step.opened:
             self._open(opened)
         self._set_pages(step)
-        tokens, slots, pages = self._execute(step)
-        rows_of_tokens = [row for row, samples in enumerate(unpack_i8(step.samples)) if samples]
-        failed = [row for row, token in zip(rows_of_tokens, tokens, strict=True) if token == FAILS]
+        step = attrs.evolve(step, starts=pack_i32(self._starts(step)))
+        sampled, slots, pages = self._execute(step)
+        failed = [row for row, tokens in sampled.items() if FAILS in tokens]
+        counts = [len(tokens) for tokens in sampled.values()]
         result = StepCompleted(
             step=step.step,
-            token_ids=pack_i32(max(token, 0) for token in tokens),
+            token_ids=pack_i32(max(token, 0) for tokens in sampled.values() for token in tokens),
+            token_counts=b"" if set(counts) <= {1} else pack_i32(counts),
             device_us=self.cost(step),
             open_slots=len(self.slots),
             failed_rows=pack_i32(failed),
@@ -132,22 +143,45 @@ class FakeDevice:
             self._read(slot, min(slot.computed, (offset + count) * self.limits.page_size_tokens))
         assert next(ids, None) is None
 
-    def _execute(self, step: ExecuteStep) -> tuple[list[int], set[SlotId], dict[PageId, set[int]]]:
-        tokens: list[int] = []
+    def _starts(self, step: ExecuteStep) -> list[int]:
+        """Where the rows start, those that go on with what is known of their slots."""
+        starts: list[int] = []
+        for slot_id, start in zip(unpack_i32(step.slots), unpack_i32(step.starts), strict=True):
+            slot = self.slots[SlotId(slot_id)]
+            assert start != GO_ON or slot.computed == len(slot.tokens) - 1, "a row goes on before its prefill is complete"
+            starts.append(slot.computed if start == GO_ON else start)
+        return starts
+
+    def _execute(self, step: ExecuteStep) -> tuple[dict[int, list[int]], set[SlotId], dict[PageId, set[int]]]:
+        """The tokens of each sampling row, and what the step touches. All rows have their starts."""
+        sampled: dict[int, list[int]] = {}
         slots: set[SlotId] = set()
         pages: dict[PageId, set[int]] = {}
         columns = (unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), unpack_i8(step.samples))
-        for slot_id, start, count, samples in zip(*columns, strict=True):
+        for row, (slot_id, start, count, samples) in enumerate(zip(*columns, strict=True)):
             slot = self.slots[SlotId(slot_id)]
             assert SlotId(slot_id) not in slots, "two rows of one slot in one step"
             slots.add(SlotId(slot_id))
             for page in slot.pages:
                 pages.setdefault(page, set()).add(slot.incarnation)
-            self._compute(slot, start, count)
+            is_decode = samples and start == len(slot.tokens) - 1
+            self._compute(slot, start, 1 if is_decode else count)
             assert bool(samples) == (slot.computed == len(slot.tokens))
             if samples:
-                tokens.append(self._sample(slot))
-        return tokens, slots, pages
+                most = count if is_decode else 1
+                assert start + count <= len(slot.pages) * self.limits.page_size_tokens, "a row has no pages for its tokens"
+                sampled[row] = self._sample_run(slot, self.yields(step.step, slot_id, most))
+        return sampled, slots, pages
+
+    def _sample_run(self, slot: DeviceSlot, count: int) -> list[int]:
+        """So many tokens; all known tokens but the last are computed then."""
+        run: list[int] = []
+        for _ in range(count):
+            if run:
+                self._compute(slot, slot.computed, 1)
+            run.append(self._sample(slot))
+        slot.computed = len(slot.tokens) - 1
+        return run
 
     def _compute(self, slot: DeviceSlot, start: int, count: int) -> None:
         size = self.limits.page_size_tokens

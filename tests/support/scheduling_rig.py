@@ -26,18 +26,21 @@ from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.flight import AbortRelease
 from layered_llm.scheduling.plan import Idle, NextStep, StepTrace
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
-from support.scheduling_device import FakeDevice, Script, counting_script
+from support.scheduling_device import FakeDevice, Script, Yields, counting_script, one_token
 
 ChoiceKey = tuple[int, int]
 
 
-def limits(*, pages: int = 64, page_size: int = 4, slots: int = 16, context: int | None = None) -> RuntimeLimits:
+def limits(
+    *, pages: int = 64, page_size: int = 4, slots: int = 16, context: int | None = None, decode_tokens: int = 1
+) -> RuntimeLimits:
     return RuntimeLimits(
         pages=pages,
         page_size_tokens=page_size,
         slots=slots,
         context_tokens=pages * page_size if context is None else context,
         vocabulary_size=1 << 24,
+        decode_tokens=decode_tokens,
     )
 
 
@@ -106,6 +109,7 @@ class Rig:
     limits: RuntimeLimits = attrs.field(factory=limits)
     policy: SchedulingPolicy = attrs.field(factory=policy)
     script: Script = counting_script
+    yields: Yields = one_token
     gives_credit: bool = True
     """Whether the text side takes every step as soon as it comes."""
     scheduler: Scheduler = attrs.field(init=False)
@@ -126,7 +130,7 @@ class Rig:
 
     def __attrs_post_init__(self) -> None:
         self.scheduler = Scheduler(limits=self.limits, policy=self.policy, traces=True)
-        self.device = FakeDevice(limits=self.limits, script=self.script)
+        self.device = FakeDevice(limits=self.limits, script=self.script, yields=self.yields)
 
     def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)

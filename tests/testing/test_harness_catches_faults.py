@@ -21,6 +21,7 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.runtime.device import HostDevice
 from layered_llm.runtime.slots import SlotLedger
+from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.service.deferred_sends import DeferredSends
@@ -134,6 +135,32 @@ def test_pages_of_a_failed_row_that_are_found_again_are_seen(monkeypatch: pytest
     assert "which belonged to a row that failed" in broken(run_once(target, fault=Fault.CANCEL, step=0))
 
 
+UNEVEN = next(target for target in all_scenarios() if target.name == "rows-uneven")
+
+
+def test_rows_that_yield_any_number_of_tokens_pass() -> None:
+    assert () == run_once(UNEVEN, step=0)
+
+
+def test_a_scheduler_that_takes_one_token_of_a_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlannedStep, "yielding", lambda self: self.sampled)
+
+    assert run_once(UNEVEN, step=0)
+
+
+def test_a_scheduler_that_takes_no_planned_token_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningChoices, "_take_unused_back", lambda _self, planned: planned.counts)
+
+    assert run_once(UNEVEN, step=0)
+
+
+def test_a_ledger_that_counts_a_token_for_each_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: Callable[..., None] = SlotLedger.sampled
+    monkeypatch.setattr(SlotLedger, "sampled", lambda self, inputs, _counts=None: sampled(self, inputs))
+
+    assert run_once(UNEVEN, step=0)
+
+
 def test_a_device_that_executes_the_later_of_two_steps_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostDevice, "collect", lambda self: self._execute(self._submitted.pop()))
 
@@ -143,7 +170,7 @@ def test_a_device_that_executes_the_later_of_two_steps_first_is_seen(monkeypatch
 def test_a_ledger_that_does_not_count_what_was_sampled_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotLedger, "sampled", lambda *_: None)
 
-    assert "goes beyond its known tokens" in broken(run_once())
+    assert "goes on before its prefill is complete: 11 tokens are known, 11 computed" in broken(run_once())
 
 
 def broken_by_a_rank_that_fails(failing_rank: int) -> list[str]:

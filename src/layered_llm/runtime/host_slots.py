@@ -60,15 +60,18 @@ class HostSlots:
             inputs.token_ids[:] = self._tokens[slots, inputs.positions]
         return inputs
 
-    def append_sampled(self, inputs: StepInputs, token_ids: Int32s) -> None:
-        """Adds the token that each sampling row of the last step sampled to its slot's output."""
-        slots = inputs.sampled_slots
-        self._tokens[slots, inputs.sampled_ends] = token_ids
-        self._ledger.sampled(inputs)
-        if inputs.is_decode:
-            inputs.token_ids[:] = token_ids
+    def append_sampled(self, inputs: StepInputs, token_ids: Int32s, counts: Int64s | None = None) -> None:
+        """Adds what each sampling row of the last step sampled to its slot's output: `counts` tokens, or one."""
+        slots, places = inputs.sampled_slots, inputs.sampled_ends
         if self.reported:
             self.reported.difference_update(slots.tolist())
+        if counts is not None:
+            firsts = np.cumsum(counts) - counts
+            slots, places = np.repeat(slots, counts), np.arange(token_ids.size) + np.repeat(places - firsts, counts)
+        self._tokens[slots, places] = token_ids
+        self._ledger.sampled(inputs, counts)
+        if inputs.is_decode and counts is None:
+            inputs.token_ids[:] = token_ids
         if self._penalized:
             for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 if (seen := self._penalized.get(slot)) is not None:

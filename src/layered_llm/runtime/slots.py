@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot
 from layered_llm.runtime.step_inputs import DecodeRun, Int32s, Int64s, StepInputs, int32s
 
 SURPLUS_TOKENS: Final = 1
@@ -50,11 +50,17 @@ class SlotLedger:
         self._start_limits[inputs.slots] = inputs.ends
         return inputs
 
-    def sampled(self, inputs: StepInputs) -> None:
-        """Each sampling row of the last step has one token more."""
-        self._known_tokens[inputs.sampled_slots] = inputs.sampled_ends + 1
-        if self._run is not None:
-            self._run.has_sampled = True
+    def sampled(self, inputs: StepInputs, counts: Int64s | None = None) -> None:
+        """Each sampling row of the last step has `counts` tokens more, or one more. The last one of a slot is not computed."""
+        slots = inputs.sampled_slots
+        if counts is None:
+            self._known_tokens[slots] = inputs.sampled_ends + 1
+            if self._run is not None:
+                self._run.has_sampled = True
+            return
+        self._known_tokens[slots] += counts
+        self._computed_tokens[slots] = self._start_limits[slots] = self._known_tokens[slots] - 1
+        self._run = None
 
     def known_tokens(self, slot: int) -> int:
         """Prompt and output so far."""
@@ -141,6 +147,7 @@ class SlotLedger:
         slots, starts = int32s(step.slots).astype(np.int64), int32s(step.starts).astype(np.int64)
         counts, samples = int32s(step.counts).astype(np.int64), np.frombuffer(step.samples, np.int8)
         self._check_slots(slots)
+        starts, counts = self._from_cursors(slots, starts, counts)
         ends, last_tokens = starts + counts, np.cumsum(counts) - 1
         self._check_rows(slots, starts, ends, samples != 0)
         token_slots, positions = _flat(slots, starts, counts)
@@ -164,6 +171,23 @@ class SlotLedger:
         )
         self._run = DecodeRun.begin(inputs, steps_in_pages) if inputs.is_decode else None
         return inputs
+
+    def _from_cursors(self, slots: Int64s, starts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+        """Starts and counts of rows of which some go on: with the slot's last token, as one token is what it can compute."""
+        goes_on = starts == GO_ON
+        if not goes_on.any():
+            return starts, counts
+        at = self._known_tokens[slots] - 1
+        room = np.minimum(self._page_counts[slots] * self._limits.page_size_tokens, self._limits.context_tokens)
+        faults = (
+            ("goes on before its prefill is complete", at != self._computed_tokens[slots]),
+            ("goes on for more tokens than the device yields", (counts < 1) | (counts > self._limits.decode_tokens)),
+            ("goes on beyond its pages or the context", at + counts > room),
+        )
+        for fault, is_faulty in faults:
+            if (goes_on & is_faulty).any():
+                raise InvariantViolated(self._describe(fault, int((goes_on & is_faulty).argmax()), slots, at, at + counts))
+        return np.where(goes_on, at, starts), np.where(goes_on, 1, counts)
 
     def _check_slots(self, slots: Int64s) -> None:
         if slots.size and not (slots.min() >= 0 and slots.max() < self._limits.slots and self._is_open[slots].all()):

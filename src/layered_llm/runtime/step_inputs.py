@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.domain.columns import pack_i8, pack_i32
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -67,6 +67,7 @@ class DecodeRun:
     steps_in_pages: int
     """So many more steps stay within the pages, and the context, of the last one."""
     _slots: bytes
+    _starts: bytes
     _counts: bytes
     _samples: bytes
     has_sampled: bool = False
@@ -79,6 +80,7 @@ class DecodeRun:
             inputs=attrs.evolve(inputs, continues=True),
             steps_in_pages=steps_in_pages,
             slots=inputs.slots.astype(np.int32).tobytes(),
+            starts=pack_i32([GO_ON] * inputs.slots.size),
             counts=pack_i32([1] * inputs.slots.size),
             samples=pack_i8([1] * inputs.slots.size),
         )
@@ -90,7 +92,7 @@ class DecodeRun:
             and step.slots == self._slots
             and step.counts == self._counts
             and step.samples == self._samples
-            and step.starts == self.inputs.ends.astype(np.int32).tobytes()
+            and step.starts == self._starts
         )
 
     def advance(self) -> None:

@@ -134,7 +134,7 @@ class Scheduler:
         self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
         self._counters.steps += 1
         self._counters.prefill_tokens += planned.prefill_tokens
-        self._counters.decode_tokens += planned.decode_rows
+        self._counters.decode_tokens += planned.decode_tokens
         gathered.is_first_failure = bool(failed) and not self._has_failed
         for sequence, reason in failed.items():
             self._has_failed = True
@@ -248,11 +248,15 @@ class Scheduler:
                 yield now_us - request.queued_us
 
     def _take_tokens(self, planned: PlannedStep, result: StepCompleted, gathered: Gathered) -> int:
-        """Gives each choice its token and ends those that are complete; how many of the tokens are shown."""
+        """Gives each choice its tokens and ends those that are complete; how many of the tokens are shown.
+
+        What follows the token that ends a choice is dropped, in this result and in the next.
+        """
         dropped, worker = 0, None
         rows: list[TokenRow] = []
-        entries = entries_of(result.logprobs, len(planned.sampled))
-        for sequence, token, logprobs in zip(planned.sampled, unpack_i32(result.token_ids), entries, strict=True):
+        sequences = planned.yielding()
+        entries = entries_of(result.logprobs, len(sequences))
+        for sequence, token, logprobs in zip(sequences, unpack_i32(result.token_ids), entries, strict=True):
             if sequence.phase is Phase.ENDED:
                 dropped += 1
                 continue
@@ -272,7 +276,7 @@ class Scheduler:
             elif sequence.output_tokens == sequence.admit.max_tokens:
                 self._end(sequence, FinishReason.LENGTH, sequence.output_tokens, gathered)
         self._counters.dropped_tokens += dropped
-        return len(planned.sampled) - dropped
+        return len(sequences) - dropped
 
     def _first_token(self, sequence: Sequence, gathered: Gathered) -> None:
         request = self._open.of(sequence)

@@ -10,7 +10,6 @@ from collections import deque
 
 import attrs
 
-from layered_llm.domain.columns import rows
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
@@ -43,10 +42,7 @@ class StepsInFlight:
             expected = self.steps[0].step if self.steps else None
             raise InvariantViolated(f"result of step {result.step}, the oldest step in flight is {expected}")
         planned = self.steps[0]
-        if rows("i", result.token_ids) != len(planned.sampled):
-            raise InvariantViolated(
-                f"step {result.step} samples {len(planned.sampled)} tokens, {rows('i', result.token_ids)} came back"
-            )
+        planned.take_yields(result)
         self.steps.popleft()
         self.open_slots = planned.open_slots, result.open_slots
         return planned

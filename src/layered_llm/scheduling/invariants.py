@@ -119,9 +119,11 @@ def _progress(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
         yield f"{_name(sequence)} has {flying} tokens in flight, not planned less computed"
     if sequence.planned_tokens > sequence.plan_limit_tokens:
         yield f"{_name(sequence)} is planned beyond its limit"
-    if (sequence.phase is Phase.PREFILLING) != (sequence.planned_tokens < sequence.prefill_tokens):
+    # A row that ended the prefill and yielded nothing leaves the last token to be computed again.
+    is_prefilled = sequence.planned_tokens >= sequence.prefill_tokens - (sequence.phase is Phase.DECODING)
+    if is_prefilled is (sequence.phase is Phase.PREFILLING):
         yield f"{_name(sequence)} is {sequence.phase} with {sequence.planned_tokens} of {sequence.prefill_tokens} planned"
-    if len(sequence.pages) != state.running.pages.pages_for(sequence.planned_tokens):
+    if len(sequence.pages) != state.running.pages.pages_for(max(sequence.planned_tokens, sequence.paged_tokens)):
         yield f"{_name(sequence)} owns {len(sequence.pages)} pages for {sequence.planned_tokens} planned tokens"
 
 

@@ -2,18 +2,19 @@
 
 Must not know: why a row is in the step, budgets, credit, when the step runs, how it is shown.
 
-Invariant: what the runtime samples comes back in the order of `sampled`.
+Invariant: what the runtime samples comes back in the order of `sampled`. A row that decodes is planned with the most tokens
+that it may yield; what it does not yield is taken back from its choice's planned tokens when the step is answered.
 """
 
 import enum
 
 import attrs
 
-from layered_llm.domain.columns import pack_i8, pack_i32
+from layered_llm.domain.columns import pack_i8, pack_i32, rows, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId
 from layered_llm.domain.messages.logprobs import PromptLogprobs
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.scheduling.budget import attended_tokens
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.sequences import Phase, Sequence
@@ -105,6 +106,7 @@ class PlannedStep:
     rows: list[Sequence] = attrs.field(init=False, factory=list)
     slots: list[SlotId] = attrs.field(init=False, factory=list)
     starts: list[int] = attrs.field(init=False, factory=list)
+    """Where each row starts, of those that decode at the latest: the runtime knows where."""
     counts: list[int] = attrs.field(init=False, factory=list)
     sampled: list[Sequence] = attrs.field(init=False, factory=list)
     decode_rows: int = attrs.field(init=False, default=0)
@@ -115,11 +117,18 @@ class PlannedStep:
     """Tokens that the chunks attend to, summed over the tokens of each."""
     open_slots: int = attrs.field(init=False, default=0)
     """Slots that hold state in the runtime after this step."""
+    yields: list[int] | None = attrs.field(init=False, default=None)
+    """Tokens of each of `sampled`, once the step is answered; None where it is one each."""
     _samples: list[int] = attrs.field(init=False, factory=list)
     _page_slots: list[SlotId] = attrs.field(init=False, factory=list)
     _page_counts: list[int] = attrs.field(init=False, factory=list)
     _page_offsets: list[int] = attrs.field(init=False, factory=list)
     _page_ids: list[PageId] = attrs.field(init=False, factory=list)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that the rows that decode yielded; a token each until the step is answered."""
+        return self.decode_rows if self.yields is None else sum(self.yields[: self.decode_rows])
 
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit
@@ -141,18 +150,17 @@ class PlannedStep:
         self._page_offsets.append(offset)
         self._page_ids.extend(pages)
 
-    def add_decodes(self, slots: list[SlotId], sequences: list[Sequence]) -> None:
-        """The next token of each choice, after which one is sampled. Comes before all chunks."""
+    def add_decodes(self, slots: list[SlotId], sequences: list[Sequence], counts: list[int]) -> None:
+        """The next tokens of each choice, `counts` of them at most. Comes before all chunks."""
         self.decode_rows = len(sequences)
         self.rows += sequences
         self.sampled += sequences
         self.slots += slots
         self.starts += [one.planned_tokens for one in sequences]
-        ones = [1] * len(sequences)
-        self.counts += ones
-        self._samples += ones
-        for one in sequences:
-            one.planned_tokens += 1
+        self.counts += counts
+        self._samples += [1] * len(sequences)
+        for one, count in zip(sequences, counts, strict=True):
+            one.planned_tokens += count
             one.last_step = self.step
 
     def add_chunk(self, slot: SlotId, sequence: Sequence, count: int) -> None:
@@ -182,10 +190,39 @@ class PlannedStep:
             page_offsets=pack_i32(self._page_offsets),
             page_ids=pack_i32(self._page_ids),
             slots=pack_i32(self.slots),
-            starts=pack_i32(self.starts),
+            starts=pack_i32([GO_ON] * self.decode_rows + self.starts[self.decode_rows :]),
             counts=pack_i32(self.counts),
             samples=pack_i8(self._samples),
         )
+
+    def take_yields(self, result: StepCompleted) -> None:
+        """Raises InvariantViolated where rows that were not planned have a result, or a row has more tokens than planned."""
+        counts = unpack_i32(result.token_counts) if result.token_counts else None
+        known = rows("i", result.token_ids) if counts is None else len(counts)
+        if known != len(self.sampled):
+            raise InvariantViolated(f"step {self.step} samples for {len(self.sampled)} choices, {known} have a result")
+        if counts is not None:
+            most = [*self.counts[: self.decode_rows], *[1] * (known - self.decode_rows)]
+            if any(count > limit for count, limit in zip(counts, most, strict=True)):
+                raise InvariantViolated(f"step {self.step} yields {counts.tolist()} tokens, planned are at most {most}")
+        if counts is not None or any(count > 1 for count in self.counts[: self.decode_rows]):
+            self.yields = [1] * known if counts is None else counts.tolist()
+
+    def unused(self) -> list[int]:
+        """Of each row, the tokens that were planned and not yielded: so much less than planned is computed of its choice.
+
+        The last token that is known of a choice is computed when the next one is sampled. So a row that ends a prefill and
+        yields nothing leaves the prompt's last token to be computed once more.
+        """
+        yields = iter(self.yields or ())
+        decodes = [count - next(yields) for count in self.counts[: self.decode_rows]]
+        return decodes + [1 - next(yields) if samples else 0 for samples in self._samples[self.decode_rows :]]
+
+    def yielding(self) -> list[Sequence]:
+        """The choice of each token of the result."""
+        if self.yields is None:
+            return self.sampled
+        return [one for one, count in zip(self.sampled, self.yields, strict=True) for _ in range(count)]
 
     def count_computed(self) -> int:
         """Prompt tokens that no step before computed; decodes come first in a step and compute none. Counts each once."""

@@ -38,6 +38,8 @@ class RunningChoices:
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
         self._max_choices = policy.max_running_choices
         self._max_step_tokens = policy.max_step_tokens
+        self.decode_tokens = limits.decode_tokens
+        """Most tokens that a row that decodes may yield."""
         self._pace = None if policy.max_token_gap_us is None else Pace(policy.max_token_gap_us)
         self._prefilling: dict[SlotId, Sequence] = {}
         """Oldest first, but for those that were preempted meanwhile."""
@@ -84,7 +86,7 @@ class RunningChoices:
     def try_start(self, sequence: Sequence) -> bool:
         """Takes a choice in where what is known of it fits; the caller has asked `has_slot`. False has changed nothing.
 
-        A page for each running choice is left, so that nobody who starts is preempted for the next token of another.
+        What each running choice may need next is left, so that nobody who starts is preempted for the next token of another.
         """
         if sequence.last_step > self.pages.acknowledged:
             raise InvariantViolated(
@@ -93,7 +95,8 @@ class RunningChoices:
         key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
         prefix = self.pages.find(self.cache_root(sequence.admit.placement), key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
-        if missing + self.pages_promised + self.count > self.pages.available:
+        left = self.count * self.pages.pages_for(self.decode_tokens)
+        if missing + self.pages_promised + left > self.pages.available:
             self.pages.unlock(prefix.place, len(prefix.pages), NO_STEP)
             return False
         (slot,) = self._slots.take(1)
@@ -102,6 +105,7 @@ class RunningChoices:
         sequence.place, sequence.pages, sequence.shared_pages = prefix.place, prefix.pages, len(prefix.pages)
         sequence.prefill_tokens = len(sequence.tokens)
         sequence.planned_tokens = sequence.computed_tokens = found
+        sequence.paged_tokens = 0
         sequence.prompt_logprobs = []
         if sequence.cached_tokens is None:
             sequence.cached_tokens = found
@@ -150,12 +154,22 @@ class RunningChoices:
         self.pages.acknowledge(planned.step)
         self._slots.acknowledge(planned.step)
         keeps_prefixes, size = self.pages.keeps_prefixes, self.pages.page_size_tokens
-        for sequence, slot, count in zip(planned.rows, planned.slots, planned.counts, strict=True):
+        computed = planned.counts if planned.yields is None else self._take_unused_back(planned)
+        for sequence, slot, count in zip(planned.rows, planned.slots, computed, strict=True):
             if sequence.slot != slot:
                 continue
             sequence.computed_tokens += count
             if keeps_prefixes and sequence.computed_tokens >= (sequence.shared_pages + 1) * size and sequence not in failed:
                 self._share(sequence)
+
+    def _take_unused_back(self, planned: PlannedStep) -> list[int]:
+        """What each row computed for good. Pages that were taken for more are of use to the next step."""
+        unused = planned.unused()
+        for sequence, slot, count in zip(planned.rows, planned.slots, unused, strict=True):
+            if sequence.slot == slot and count:
+                sequence.paged_tokens = max(sequence.paged_tokens, sequence.planned_tokens)
+                sequence.planned_tokens -= count
+        return [count - less for count, less in zip(planned.counts, unused, strict=True)]
 
     def distrust(self, sequence: Sequence) -> None:
         """Nobody finds a page any more that the choice computed or read: one of them may be what spoilt its numbers."""
@@ -167,7 +181,10 @@ class RunningChoices:
         place, slot, size = sequence.place, sequence.slot, self.pages.page_size_tokens
         if place is None or slot is None:
             raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} shares pages without running")
-        first, last = sequence.shared_pages, sequence.computed_tokens // size
+        # Tokens that came with this step are not known here yet.
+        first, last = sequence.shared_pages, min(sequence.computed_tokens, len(sequence.tokens)) // size
+        if first == last:
+            return
         own = sequence.pages[first:last]
         prefix = self.pages.keep(place, sequence.tokens[first * size : last * size].tobytes(), own)
         sequence.place, sequence.shared_pages = prefix.place, last
@@ -194,7 +211,8 @@ class RunningChoices:
             for one in self._decoding.values()
             if one.worker.has_credit and one.planned_tokens < one.plan_limit_tokens and one not in stalled
         ]
-        del decodes[decode_limit(self._max_step_tokens, is_prefilling=bool(prompts)) :]
+        limit = decode_limit(self._max_step_tokens, is_prefilling=bool(prompts)) // self.decode_tokens
+        del decodes[max(limit, 1) :]
         if not prompts:
             return decodes, []
         chunks = zip(prompts, self._chunks(prompts, len(decodes)), strict=True)
@@ -203,7 +221,7 @@ class RunningChoices:
     def _chunks(self, prompts: list[Sequence], decode_rows: int) -> list[int]:
         """Tokens that each of `prompts` computes in the next step."""
         left = [one.prefill_tokens - one.planned_tokens for one in prompts]
-        budget = self._max_step_tokens - decode_rows
+        budget = max(self._max_step_tokens - decode_rows * self.decode_tokens, 0)
         if self._pace is None or not decode_rows:
             return share_chunks(left, budget)
 
@@ -220,10 +238,22 @@ class RunningChoices:
 
     def _missing_pages(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> int:
         size = self.pages.page_size_tokens
-        missing = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
+        size = self.pages.page_size_tokens
+        if self.decode_tokens == 1:
+            missing = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
+        else:
+            missing = sum([self._missing_of(one, self._decode_count(one)) for one in decodes])
         for sequence, count in chunks:
-            missing += self.pages.pages_for(sequence.planned_tokens + count) - len(sequence.pages)
+            missing += self._missing_of(sequence, count)
         return missing
+
+    def _missing_of(self, sequence: Sequence, count: int) -> int:
+        """Pages that its next `count` tokens need beyond those that it has."""
+        return max(self.pages.pages_for(sequence.planned_tokens + count) - len(sequence.pages), 0)
+
+    def _decode_count(self, sequence: Sequence) -> int:
+        """Most tokens that its next row may yield."""
+        return min(self.decode_tokens, sequence.plan_limit_tokens - sequence.planned_tokens)
 
     def _make_room(self, planned: PlannedStep, work: Work) -> set[Sequence]:
         """Gets pages for the work, oldest first, at the cost of the youngest; says who is stalled for want of them.
@@ -233,8 +263,10 @@ class RunningChoices:
         stalled: set[Sequence] = set()
         spare = self.pages.available
         decodes, chunks = work
-        for sequence, count in sorted([*((one, 1) for one in decodes), *chunks], key=lambda item: item[0].arrival):
-            missing = self._missing_pages((), ((sequence, count),))
+        for sequence, count in sorted(
+            [*((one, self._decode_count(one)) for one in decodes), *chunks], key=lambda item: item[0].arrival
+        ):
+            missing = self._missing_of(sequence, count)
             if sequence.slot is None or not missing:
                 continue
             if not stalled:
@@ -284,19 +316,20 @@ class RunningChoices:
         if len(slots) < len(decodes):
             raise InvariantViolated(f"{len(decodes)} choices are to decode, {len(slots)} of them have a slot")
         size = self.pages.page_size_tokens
-        for sequence, slot in zip(decodes, slots, strict=True):
-            if sequence.planned_tokens >= len(sequence.pages) * size:
-                page = self.pages.take(1)
-                planned.set_pages(slot, len(sequence.pages), page)
-                sequence.pages += page
-        planned.add_decodes(slots, decodes)
+        counts = [1] * len(decodes) if self.decode_tokens == 1 else [self._decode_count(one) for one in decodes]
+        for sequence, slot, count in zip(decodes, slots, counts, strict=True):
+            if sequence.planned_tokens + count > len(sequence.pages) * size:
+                pages = self.pages.take(self._missing_of(sequence, count))
+                planned.set_pages(slot, len(sequence.pages), pages)
+                sequence.pages += pages
+        planned.add_decodes(slots, decodes, counts)
 
     def _plan_chunk(self, planned: PlannedStep, sequence: Sequence, count: int) -> None:
         slot = sequence.slot
         if slot is None:
             raise InvariantViolated(f"choice {sequence.choice} of request {sequence.request} is planned without a slot")
         known_pages = len(sequence.pages)
-        sequence.pages += self.pages.take(self._missing_pages((), ((sequence, count),)))
+        sequence.pages += self.pages.take(self._missing_of(sequence, count))
         if sequence.last_step == NO_STEP:
             known_pages = 0
             planned.open(slot, sequence)

@@ -105,6 +105,8 @@ class Sequence:
     """Where its prefill ends: what was known of it when it started."""
     planned_tokens: int = 0
     """Tokens whose keys and values a planned step computes, or that were found."""
+    paged_tokens: int = 0
+    """What `planned_tokens` was at most before a row yielded less than planned: pages for so many are kept."""
     computed_tokens: int = 0
     """The part of `planned_tokens` that needs no step in flight."""
     output_tokens: int = 0

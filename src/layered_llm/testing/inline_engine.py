@@ -27,7 +27,7 @@ from layered_llm.domain.messages.scheduler_runtime import (
 )
 from layered_llm.domain.messages.supervision import Role
 from layered_llm.runtime.device import MOST_SUBMITTED
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace, Yields, one_token
 from layered_llm.runtime.scripts import EchoScript, HashScript, Script
 from layered_llm.scheduling.policy import SchedulingPolicy
 from layered_llm.service.checkpoint import Checkpoint
@@ -76,6 +76,9 @@ class InlineEngineOptions:
     pages: int = 64
     page_size_tokens: int = 4
     context_tokens: int = 128
+    decode_tokens: int = 1
+    yields: Yields = one_token
+    """How many tokens a row yields, of `decode_tokens` at most."""
     vocabulary_size: int = 512
     max_running_requests: int = 8
     max_queued_requests: int = 64
@@ -112,6 +115,7 @@ class InlineEngineOptions:
             slots=self.max_running_requests,
             context_tokens=self.context_tokens,
             vocabulary_size=self.vocabulary_size,
+            decode_tokens=self.decode_tokens,
         )
         return ScriptedDevice(
             limits=limits,
@@ -119,6 +123,7 @@ class InlineEngineOptions:
             pace=ScriptedPace(step_us=0, token_us=0),
             wait=_takes_no_time,
             now_us=_takes_no_time_either,
+            yields=self.yields,
         )
 
 

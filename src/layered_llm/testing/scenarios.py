@@ -27,6 +27,7 @@ from layered_llm.domain.messages.prompts import ChatMessage, Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason
+from layered_llm.runtime.scripted import uneven_tokens
 from layered_llm.runtime.scripts import EchoScript, FailingScript
 from layered_llm.testing.asgi_target import http_exchange
 from layered_llm.testing.byte_text import END, byte_text_files
@@ -116,6 +117,7 @@ def all_scenarios() -> tuple[Target, ...]:
         *_crowded(options),
         *_refused(options),
         *_failed(options),
+        *_uneven(options),
         *_http(options),
         *ends_from_outside(options),
         *_ends(options),
@@ -180,6 +182,17 @@ def _failed(options: InlineEngineOptions) -> Iterator[Target]:
     make = partial(Target, options=at_once, faults=CLIENT_FAULTS)
     yield make(name="http-row-fails", run=http_exchange(COMPLETIONS, completion(prompt=f"{SHORT}~"), status=failed))
     yield make(name="http-row-fails-stream", run=http_exchange(COMPLETIONS, completion(prompt=f"{SHORT}~", stream=True)))
+
+
+def _uneven(options: InlineEngineOptions) -> Iterator[Target]:
+    """A device whose rows yield 0, 1, 2 or 3 tokens: also beside rows that fail, and where choices are preempted."""
+    uneven = attrs.evolve(options, decode_tokens=3, yields=uneven_tokens)
+    fails = attrs.evolve(uneven, script=FailingScript(script=options.script, token=ord("~"), position=2))
+    others = (beside(max_tokens=6), beside(CHUNKED, max_tokens=9))
+    yield Target(name="rows-uneven", run=library(max_tokens=8, n=2), beside=others, options=uneven)
+    few = attrs.evolve(uneven, pages=24)
+    yield Target(name="rows-uneven-preempted", run=library(CHUNKED, max_tokens=12), beside=others, options=few)
+    yield Target(name="rows-uneven-fail", run=library(f"{SHORT}~", fails=True, n=3), beside=others, options=fails)
 
 
 def _http(options: InlineEngineOptions) -> Iterator[Target]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from layered_llm.domain.columns import unpack_i32
+from layered_llm.domain.columns import unpack_i8, unpack_i32
 from layered_llm.domain.ids import RequestId, StepId
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, RuntimeReady, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot, RuntimeReady, StepCompleted
 from layered_llm.domain.messages.text_scheduler import Admit
 
 Origin = tuple[bytes, int]
@@ -26,6 +26,10 @@ class _Slot:
 
     request: RequestId | None
     pages: list[int] = attrs.field(factory=list)
+    cursor: int = 0
+    """Where its next row starts, if those in flight yield nothing."""
+    in_flight: int = 0
+    """Tokens that rows in flight may compute of it beyond that."""
 
 
 @attrs.define(eq=False)
@@ -40,8 +44,9 @@ class StepAudit:
     _slots: dict[int, _Slot] = attrs.field(init=False, factory=dict)
     _written: dict[StepId, dict[int, int]] = attrs.field(init=False, factory=dict)
     """For each step in flight the slot that writes each page."""
-    _rows: dict[StepId, list["_Slot"]] = attrs.field(init=False, factory=dict)
-    """Of each step in flight, as its slots were when it was sent."""
+    _rows: dict[StepId, list[tuple["_Slot", "_Slot", int]]] = attrs.field(init=False, factory=dict)
+    """Of each step in flight its rows: the slot, the slot as it was when the step was sent, and how much the row adds to
+    `in_flight` if it samples, else -1."""
     _spoilt_s: dict[int, float] = attrs.field(init=False, factory=dict)
     """When the scheduler learned that a row failed which had read or written the page; gone when it is written again."""
     _failed_s: float = attrs.field(init=False, default=math.inf)
@@ -59,10 +64,16 @@ class StepAudit:
     def completed(self, result: StepCompleted) -> None:
         self._written.pop(result.step, None)
         rows = self._rows.pop(result.step, [])
+        yields = iter(unpack_i32(result.token_counts))
+        for slot, _, most in rows:
+            if most >= 0:
+                slot.cursor += next(yields, 1) - (0 if most else 1)
+                slot.in_flight -= most
         for row in unpack_i32(result.failed_rows):
-            if (request := rows[row].request) is not None:
-                self.aborted(request)
-            self._spoilt_s |= dict.fromkeys(rows[row].pages, self._now())
+            _, sent, _ = rows[row]
+            if sent.request is not None:
+                self.aborted(sent.request)
+            self._spoilt_s |= dict.fromkeys(sent.pages, self._now())
 
     def failed(self) -> None:
         """The scheduler has taken the word of a rank that it is in no state to go on."""
@@ -86,8 +97,7 @@ class StepAudit:
         self._written[step.step] = dict(self._writes(step))
         for page in self._written[step.step]:
             self._spoilt_s.pop(page, None)
-        rows = [self._slots[slot] for slot in unpack_i32(step.slots)]
-        self._rows[step.step] = [_Slot(slot.request, list(slot.pages)) for slot in rows]
+        self._rows[step.step] = list(self._sent_rows(step))
 
     def _check_found(self, step: ExecuteStep) -> None:
         """Whoever begins within its tokens has found the pages before: none of them may be of a row that failed."""
@@ -116,7 +126,18 @@ class StepAudit:
 
     def _writes(self, step: ExecuteStep) -> Iterator[tuple[int, int]]:
         columns = zip(unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), strict=True)
-        for slot, start, count in columns:
-            first, last = start // self._page_size_tokens, (start + count - 1) // self._page_size_tokens
-            for page in self._slots[slot].pages[first : last + 1]:
-                yield page, slot
+        for number, start, count in columns:
+            slot = self._slots[number]
+            first, end = (slot.cursor, slot.cursor + slot.in_flight + count) if start == GO_ON else (start, start + count)
+            for page in slot.pages[first // self._page_size_tokens : (end - 1) // self._page_size_tokens + 1]:
+                yield page, number
+
+    def _sent_rows(self, step: ExecuteStep) -> Iterator[tuple["_Slot", "_Slot", int]]:
+        columns = (unpack_i32(step.slots), unpack_i32(step.starts), unpack_i32(step.counts), unpack_i8(step.samples))
+        for number, start, count, samples in zip(*columns, strict=True):
+            slot = self._slots[number]
+            yield slot, _Slot(slot.request, list(slot.pages)), (count if start == GO_ON else 0) if samples else -1
+            if start == GO_ON:
+                slot.in_flight += count
+            else:
+                slot.cursor = start + count

@@ -11,13 +11,15 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import check_columns, column, packed, rows
+from layered_llm.domain.columns import check_columns, column, packed, rows, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_rows
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 
 ANSWERING_RANK: Final = 0
+GO_ON: Final = -1
+"""In place of a row's start: the slot decodes on from where the runtime has it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,8 +42,10 @@ class ExecuteStep:
 
     Applied in this order: `retired`, `opened`, the page table deltas, then the rows.
     Row r computes tokens `starts[r] … starts[r] + counts[r] - 1` of its slot (prompt, then output) and, where `samples[r]`
-    is 1, samples the token behind them, which the runtime appends to the slot's output by itself: it is never sent back.
-    A step without rows only changes state and is answered like any other.
+    is 1, samples the token after them. Where `starts[r]` is GO_ON the slot's prefill is complete: the runtime goes on with the
+    slot's last token, wherever that is by now, and yields `counts[r]` tokens at most, for which the slot has pages.
+    The runtime appends what it samples to the slot's output by itself: it is never sent back. A row that yields no token leaves
+    its slot at its last token. A step without rows only changes state and is answered like any other.
     """
 
     step: StepId
@@ -88,7 +92,9 @@ class StepCompleted:
 
     step: StepId
     token_ids: bytes = column("i")
-    """One sampled token for each row with `samples` set, in row order, 0 for one that failed."""
+    """The sampled tokens of each row with `samples` set, in row order."""
+    token_counts: bytes = column("i", default=b"")
+    """How many tokens each of these rows yields; empty where it is one each. Those of a row that failed mean nothing."""
     device_us: int
     """Time the step took on the device."""
     open_slots: int
@@ -110,6 +116,10 @@ class StepCompleted:
         check_columns(self)
         if self.logprobs is not None:
             check_rows(self.logprobs, self.token_ids)
+        if self.token_counts:
+            counts = unpack_i32(self.token_counts)
+            if min(counts) < 0 or sum(counts) != rows("i", self.token_ids):
+                raise ValueError(f"{rows('i', self.token_ids)} tokens for counts that add up to {sum(counts)}")
 
 
 @attrs.frozen(kw_only=True)
