@@ -119,7 +119,7 @@ class Scheduler:
         self._flight.sent(planned)
         waited_us = tuple(self._first_run(planned.started, now_us)) if planned.started else ()
         trace = self._trace(planned, hold) if self._traces else None
-        return NextStep(planned.message(), planned.decode_rows + planned.prefill_tokens, waited_us, trace)
+        return NextStep(planned.message(), sum(planned.counts), waited_us, trace)
 
     def complete(self, result: StepCompleted, now_us: int = 0) -> Effects:
         """Takes the result of the oldest step in flight.

@@ -85,7 +85,7 @@ class NextStep:
 
     message: ExecuteStep
     tokens: int
-    """How many it computes."""
+    """The most that it computes."""
     waited_us: tuple[int, ...]
     """How long each request waited of which this is the first step."""
     trace: StepTrace | None
@@ -205,7 +205,7 @@ class PlannedStep:
             most = [*self.counts[: self.decode_rows], *[1] * (known - self.decode_rows)]
             if any(count > limit for count, limit in zip(counts, most, strict=True)):
                 raise InvariantViolated(f"step {self.step} yields {counts.tolist()} tokens, planned are at most {most}")
-        if counts is not None or any(count > 1 for count in self.counts[: self.decode_rows]):
+        if counts is not None or max(self.counts[: self.decode_rows], default=1) > 1:
             self.yields = [1] * known if counts is None else counts.tolist()
 
     def unused(self) -> list[int]:

@@ -238,7 +238,6 @@ class RunningChoices:
 
     def _missing_pages(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> int:
         size = self.pages.page_size_tokens
-        size = self.pages.page_size_tokens
         if self.decode_tokens == 1:
             missing = sum([one.planned_tokens >= len(one.pages) * size for one in decodes])
         else:
