@@ -27,26 +27,12 @@ class RequestTimes:
     submitted_s: float
     choices: int
     max_tokens: int | None
-    first_token_s: float | None = None
+    first_token_s: float | None = attrs.field(init=False, default=None)
     last_token_s: float = attrs.field(init=False, default=0.0)
-    _last_token_s: dict[int, float] = attrs.field(init=False, factory=dict)
-    _tokens: dict[int, int] = attrs.field(init=False, factory=dict)
-
-    @property
-    def tokens(self) -> int:
-        """Of all choices."""
-        return sum(self._tokens.values())
-
-    @property
-    def longest_choice_tokens(self) -> int:
-        return max(self._tokens.values(), default=0)
-
-    def add(self, choice: int, tokens: int, now_s: float) -> float | None:
-        """Time since the choice's last tokens, None at its first."""
-        self.last_token_s = now_s
-        before_s, self._last_token_s[choice] = self._last_token_s.get(choice), now_s
-        self._tokens[choice] = self._tokens.get(choice, 0) + tokens
-        return None if before_s is None else now_s - before_s
+    choice_tokens: dict[int, int] = attrs.field(init=False, factory=dict)
+    """How many tokens of each choice came."""
+    choice_last_s: dict[int, float] = attrs.field(init=False, factory=dict)
+    """When the last ones of each choice came."""
 
 
 @attrs.define(eq=False)
@@ -84,14 +70,16 @@ class RequestFigures:
         """A delta came."""
         if not delta.token_ids:
             return
-        tokens = len(delta.token_ids)
+        choice, tokens = delta.choice, len(delta.token_ids)
         self._tokens_emitted += tokens
         if times.first_token_s is None:
             times.first_token_s = now_s
             self._ttft.observe(now_s - times.submitted_s)
-        gap_s = times.add(delta.choice, tokens, now_s)
-        if gap_s is not None:
-            self._inter_token.observe(gap_s / tokens, tokens)
+        times.last_token_s = now_s
+        times.choice_tokens[choice] = times.choice_tokens.get(choice, 0) + tokens
+        before_s, times.choice_last_s[choice] = times.choice_last_s.get(choice), now_s
+        if before_s is not None:
+            self._inter_token.observe((now_s - before_s) / tokens, tokens)
 
     def observe_end(self, times: RequestTimes, end: RequestEnded, now_s: float) -> None:
         """The request ended by itself."""
@@ -99,7 +87,7 @@ class RequestFigures:
         self._latency.observe(now_s - times.submitted_s)
         self._prompt_tokens.observe(end.usage.prompt_tokens)
         self._output_tokens.observe(end.usage.completion_tokens)
-        longest_tokens = times.longest_choice_tokens
+        longest_tokens = max(times.choice_tokens.values(), default=0)
         self._longest_choice.observe(longest_tokens)
         self._choices.observe(times.choices)
         if times.max_tokens is not None:

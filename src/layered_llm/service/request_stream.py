@@ -146,9 +146,10 @@ class RequestStream:
 
     def summary(self) -> RequestSummary:
         """What is known of it by now."""
+        tokens = sum(self.times.choice_tokens.values())
         return RequestSummary(
             prompt_tokens=self.admission.prompt_tokens if isinstance(self.admission, Accepted) else 0,
-            completion_tokens=self.times.tokens if self.ended is None else self.ended.usage.completion_tokens,
+            completion_tokens=tokens if self.ended is None else self.ended.usage.completion_tokens,
             first_token_s=self.times.first_token_s,
             name=self.name,
             fate=self.fate,
