@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.text_scheduler import Admit
 from layered_llm.scheduling.policy import AdmissionOrder
@@ -50,6 +51,21 @@ def test_chunks(chunk_tokens: int, cache: bool) -> None:
     workload, expected = reference(1)
 
     assert expected == outputs(scripted(ROOMY, policy(budget=chunk_tokens, cache=cache)), workload)
+
+
+@pytest.mark.parametrize("pages", [26, 512])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_requests_that_go_on_where_they_were(in_flight: int, pages: int) -> None:
+    workload, expected = reference(4)
+    chance = Random(4)
+    engine = scripted(engine_limits(pages=pages, page_size=4), policy(in_flight=in_flight))
+
+    for message in workload:
+        said = [expected[message.request, choice] for choice in range(message.choices)]
+        known = tuple(pack_i32(tokens[: chance.randrange(len(tokens))]) for tokens in said)
+        engine.admit(attrs.evolve(message, output_ids=known))
+
+    assert expected == engine.run()
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

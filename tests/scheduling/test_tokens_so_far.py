@@ -16,7 +16,7 @@ def said(request: int, choice: int, tokens: int) -> list[int]:
 @pytest.mark.parametrize("known", [1, 3, 7])
 def test_a_choice_goes_on_behind_the_tokens_that_it_came_with(known: int) -> None:
     rig = Rig()
-    rig.resume(attrs.evolve(admit(1, tokens=8), output_ids=(pack_i32(said(1, 0, known)),)))
+    rig.admit(attrs.evolve(admit(1, tokens=8), output_ids=(pack_i32(said(1, 0, known)),)))
 
     rig.run()
 
@@ -25,7 +25,7 @@ def test_a_choice_goes_on_behind_the_tokens_that_it_came_with(known: int) -> Non
 
 def test_each_choice_has_tokens_of_its_own() -> None:
     rig = Rig()
-    rig.resume(attrs.evolve(admit(1, tokens=6, choices=3), output_ids=tuple(pack_i32(said(1, one, one)) for one in range(3))))
+    rig.admit(attrs.evolve(admit(1, tokens=6, choices=3), output_ids=tuple(pack_i32(said(1, one, one)) for one in range(3))))
 
     rig.run()
 
@@ -34,7 +34,7 @@ def test_each_choice_has_tokens_of_its_own() -> None:
 
 def test_the_slot_is_opened_with_the_tokens_and_computes_them_with_the_prompt() -> None:
     rig = Rig()
-    rig.resume(attrs.evolve(admit(1, prompt=4, tokens=8), output_ids=(pack_i32(said(1, 0, 3)),)))
+    rig.admit(attrs.evolve(admit(1, prompt=4, tokens=8), output_ids=(pack_i32(said(1, 0, 3)),)))
 
     step = rig.step()
 
@@ -47,7 +47,7 @@ def test_the_slot_is_opened_with_the_tokens_and_computes_them_with_the_prompt() 
 def test_a_choice_that_came_with_tokens_is_preempted_like_any_other() -> None:
     rig = Rig(limits=limits(pages=10, page_size=4), policy=policy())
     for request in (1, 2):
-        rig.resume(attrs.evolve(admit(request, prompt=4, tokens=20), output_ids=(pack_i32(said(request, 0, 2)),)))
+        rig.admit(attrs.evolve(admit(request, prompt=4, tokens=20), output_ids=(pack_i32(said(request, 0, 2)),)))
 
     rig.run()
 

@@ -74,7 +74,8 @@ class Engine:
     def admit(self, message: Admit) -> None:
         (answer,) = self.scheduler.handle(WORKER, message).outgoing
         assert isinstance(answer.message, Queued)
-        self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
+        for choice, known in enumerate(message.output_ids or (b"",) * message.choices):
+            self.outputs[message.request, choice] = unpack_i32(known).tolist()
 
     def abort(self, request: int) -> None:
         self._receive(self.scheduler.handle(WORKER, AbortRequest(request=RequestId(request), reason=AbortReason.TIMEOUT)))

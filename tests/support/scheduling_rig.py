@@ -139,14 +139,9 @@ class Rig:
         (answer,) = effects.outgoing
         assert isinstance(answer.message, Queued | Refused)
         if isinstance(answer.message, Queued):
-            self.outputs.update({(message.request, choice): [] for choice in range(message.choices)})
+            for choice, known in enumerate(message.output_ids or (b"",) * message.choices):
+                self.outputs[message.request, choice] = unpack_i32(known).tolist()
         self._receive(effects)
-
-    def resume(self, message: Admit) -> None:
-        """Admits a request with the output that it has so far."""
-        self.admit(message)
-        for choice, output_ids in enumerate(message.output_ids):
-            self.outputs[message.request, choice].extend(unpack_i32(output_ids))
 
     def abort(self, request: int, now_us: int = 0) -> None:
         message = AbortRequest(request=RequestId(request), reason=AbortReason.CLIENT_GONE)
