@@ -8,6 +8,7 @@ request that ended.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -134,7 +135,8 @@ class Scheduler:
         self._running.acknowledge(planned, device_us=result.device_us, failed=failed)
         self._counters.steps += 1
         self._counters.prefill_tokens += planned.prefill_tokens
-        self._counters.decode_tokens += planned.decode_tokens
+        yields = planned.yields
+        self._counters.decode_tokens += planned.decode_rows if yields is None else sum(yields[: planned.decode_rows])
         gathered.is_first_failure = bool(failed) and not self._has_failed
         for sequence, reason in failed.items():
             self._has_failed = True
@@ -195,7 +197,7 @@ class Scheduler:
             self._counters.aborts_late += 1
             return Effects()
         self._counters.aborts_handled += 1
-        last_step = max(sequence.last_step for sequence in request.sequences)
+        last_step = max(map(attrgetter("last_step"), request.sequences))
         gathered = Gathered(now_us)
         self._end_all(request, FinishReason.ABORT, gathered)
         gathered.releases = self._releases.aborted(message.request, last_step, now_us)
@@ -312,7 +314,7 @@ class Scheduler:
         else:
             self._running.end(sequence)
         sequence.phase = Phase.ENDED
-        gathered.finish(sequence, reason, output_tokens)
+        gathered.finished.setdefault(sequence.worker, []).append((sequence.request, sequence.choice, reason, output_tokens))
         self._counters.finished[reason] += 1
         request = self._open.choice_ended(sequence)
         if not request.open_choices:

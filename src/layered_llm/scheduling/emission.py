@@ -61,10 +61,6 @@ class Gathered:
     new_tokens: int = 0
     is_first_failure: bool = False
 
-    def finish(self, sequence: Sequence, reason: FinishReason, output_tokens: int) -> None:
-        """A choice ends with so many tokens."""
-        self.finished.setdefault(sequence.worker, []).append((sequence.request, sequence.choice, reason, output_tokens))
-
     def effects(self, step: StepId) -> Effects:
         """Each worker gets its tokens, which count against its credit, then which choices ended with `step`."""
         outgoing: list[Outgoing] = []

@@ -7,6 +7,7 @@ that it may yield; what it does not yield is taken back from its choice's planne
 """
 
 import enum
+from operator import attrgetter
 
 import attrs
 
@@ -125,11 +126,6 @@ class PlannedStep:
     _page_offsets: list[int] = attrs.field(init=False, factory=list)
     _page_ids: list[PageId] = attrs.field(init=False, factory=list)
 
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens that the rows that decode yielded; a token each until the step is answered."""
-        return self.decode_rows if self.yields is None else sum(self.yields[: self.decode_rows])
-
     def open(self, slot: SlotId, sequence: Sequence) -> None:
         admit = sequence.admit
         self.started.append(sequence)
@@ -156,7 +152,7 @@ class PlannedStep:
         self.rows += sequences
         self.sampled += sequences
         self.slots += slots
-        self.starts += [one.planned_tokens for one in sequences]
+        self.starts += map(attrgetter("planned_tokens"), sequences)
         self.counts += counts
         self._samples += [1] * len(sequences)
         for one, count in zip(sequences, counts, strict=True):

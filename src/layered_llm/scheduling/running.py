@@ -311,9 +311,9 @@ class RunningChoices:
 
     def _plan_decodes(self, planned: PlannedStep, decodes: list[Sequence]) -> None:
         """All of them at once, as nearly every row of a step is one of them."""
-        slots = [one.slot for one in decodes if one.slot is not None]
-        if len(slots) < len(decodes):
-            raise InvariantViolated(f"{len(decodes)} choices are to decode, {len(slots)} of them have a slot")
+        slots = list(map(attrgetter("slot"), decodes))
+        if None in slots:
+            raise InvariantViolated(f"{len(decodes)} choices are to decode, {slots.count(None)} of them have no slot")
         size = self.pages.page_size_tokens
         counts = [1] * len(decodes) if self.decode_tokens == 1 else [self._decode_count(one) for one in decodes]
         for sequence, slot, count in zip(decodes, slots, counts, strict=True):
