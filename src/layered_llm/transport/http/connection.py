@@ -185,13 +185,13 @@ class RefusedWebsocket(TrioASGIWebsocketConnection):
         await send({"type": "websocket.close", "code": 1008, "reason": None})
 
 
+@attrs.define(eq=False)
 class _SentMessages:
     """`send`, with a note whether the last message of the response was handed to it."""
 
-    def __init__(self, send: ASGISendCallable) -> None:
-        self.is_final = False
-        self.status: int | None = None
-        self._send = send
+    _send: ASGISendCallable
+    is_final: bool = False
+    status: int | None = None
 
     async def __call__(self, message: ASGISendEvent) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
