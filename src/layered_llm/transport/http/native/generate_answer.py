@@ -8,7 +8,7 @@ of the prompt have ended. After a failure nothing but the error follows.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import attrs
 
@@ -22,7 +22,6 @@ from layered_llm.transport.http.native.generate_logprobs import GrowingLogprobs
 from layered_llm.transport.http.sources import Batch
 
 Json = dict[str, Any]
-_ENDED_BY_ITSELF: Final = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @attrs.frozen(kw_only=True)
