@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layered_llm.domain.columns import (
-    check_columns,
+    Columnar,
     column,
     pack_f32,
     pack_i8,
@@ -60,13 +60,10 @@ def test_rows_are_counted_in_items() -> None:
 
 
 @attrs.frozen
-class _Table:
+class _Table(Columnar):
     ids: bytes = column("q", "rows")
     codes: bytes = column("b", "rows")
     others: bytes = column("i", "others", default=b"")
-
-    def __attrs_post_init__(self) -> None:
-        check_columns(self)
 
 
 def test_columns_of_one_table_are_equally_long_and_those_of_another_need_not_be() -> None:

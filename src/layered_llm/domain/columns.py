@@ -38,21 +38,24 @@ def rows(code: str, column: bytes) -> int:
 def column(code: str, table: str = "", *, default: Any = attrs.NOTHING) -> Any:
     """A field that is a `packed` column, with as many rows as the others of its class that name the same `table`, if any.
 
-    The class has to call `check_columns` when a value of it is made.
+    The class has to be `Columnar`.
     """
     return attrs.field(default=default, metadata={_COLUMN: (_ITEM_BYTES[code], table)})
 
 
-def check_columns(message: Any) -> None:
-    """Raises ValueError unless the fields that are made by `column` are columns, and those of one table equally long."""
-    lengths: dict[str, int] = {}
-    for name, size, table in _columns(type(message)):  # type: ignore[arg-type] # mypy takes a type[Any] for unhashable
-        value = getattr(message, name)
-        if type(value) is not bytes or len(value) % size:
-            raise ValueError(f"{name}: not a packed column of {size}-byte items")
-        length = len(value) // size
-        if table and lengths.setdefault(table, length) != length:
-            raise ValueError(f"{name}: a column of {length} rows among columns of unequal length, {lengths[table]} rows")
+@attrs.frozen
+class Columnar:
+    """A value with fields that `column` makes. Raises ValueError unless they are columns, those of one table equally long."""
+
+    def __attrs_post_init__(self) -> None:
+        lengths: dict[str, int] = {}
+        for name, size, table in _columns(type(self)):  # type: ignore[arg-type] # mypy takes the type of self for unhashable
+            value = getattr(self, name)
+            if type(value) is not bytes or len(value) % size:
+                raise ValueError(f"{name}: not a packed column of {size}-byte items")
+            length = len(value) // size
+            if table and lengths.setdefault(table, length) != length:
+                raise ValueError(f"{name}: a column of {length} rows among columns of unequal length, {lengths[table]} rows")
 
 
 @cache

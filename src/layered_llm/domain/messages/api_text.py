@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import check_columns, column, packed, rows
+from layered_llm.domain.columns import Columnar, column, packed, rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
@@ -54,12 +54,12 @@ class Abort:
 
 
 @attrs.frozen(kw_only=True)
-class Accepted:
+class Accepted(Columnar):
     """The request is queued; the client may be told so."""
 
     request: RequestId
     prompt_tokens: int
-    prompt_ids: bytes = attrs.field(default=b"", validator=packed("i"))
+    prompt_ids: bytes = column("i", default=b"")
     """The prompt's tokens, where the request asks for them."""
     incarnation: int = 0
     """That of the Submit."""
@@ -90,11 +90,11 @@ class Tokenize:
 
 
 @attrs.frozen(kw_only=True)
-class Detokenize:
+class Detokenize(Columnar):
     """Asks for the text of tokens."""
 
     request: RequestId
-    token_ids: bytes = attrs.field(validator=packed("i"))
+    token_ids: bytes = column("i")
     skip_special_tokens: bool = False
     tenant: str = ""
     """Whose question it is; tenants take turns."""
@@ -109,11 +109,11 @@ class DescribeTokenizer:
 
 
 @attrs.frozen(kw_only=True)
-class Tokenized:
+class Tokenized(Columnar):
     """The tokens of a prompt, which may be none, and more than the context holds."""
 
     request: RequestId
-    token_ids: bytes = attrs.field(validator=packed("i"))
+    token_ids: bytes = column("i")
     spellings: tuple[str, ...] | None = None
     """Of each token, as the vocabulary has it; None unless asked for."""
 
@@ -136,7 +136,7 @@ class TokenizerDescribed:
 
 
 @attrs.frozen(kw_only=True)
-class TextEmitted:
+class TextEmitted(Columnar):
     """What one step brought to the requests of one API process that are in the same incarnation.
 
     Two tables, of one row per choice that has something new and of one row per request that ended, in packed columns.
@@ -176,7 +176,7 @@ class TextEmitted:
     """Of each prompt token that is told, in the text of a choice that begins with the prompt, else 0."""
 
     def __attrs_post_init__(self) -> None:
-        check_columns(self)
+        super().__attrs_post_init__()
         if not len(self.texts) == len(self.matched_stops) == len(self.finish_reasons):
             raise ValueError("texts and matched_stops have one item for each row")
         if len(self.ended_errors) * 8 != len(self.ended):

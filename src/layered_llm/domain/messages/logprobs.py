@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import check_columns, column, pack_i32, packed, rows, unpack_i32
+from layered_llm.domain.columns import Columnar, column, pack_i32, packed, rows, unpack_i32
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +31,7 @@ NO_ENTRIES: Final = LogprobEntries()
 
 
 @attrs.frozen(kw_only=True)
-class LogprobColumns:
+class LogprobColumns(Columnar):
     """The entries of several tokens, one token's after the other's."""
 
     counts: bytes = column("i")
@@ -43,7 +43,7 @@ class LogprobColumns:
     """Of each token, as `LogprobEntries.rank`; empty where nobody asks for any."""
 
     def __attrs_post_init__(self) -> None:
-        check_columns(self)
+        super().__attrs_post_init__()
         if self.ranks and len(self.ranks) != len(self.counts):
             raise ValueError(f"columns of unequal length: {len(self.counts)} bytes of counts, {len(self.ranks)} of ranks")
         counts = unpack_i32(self.counts)
@@ -102,15 +102,16 @@ class LogprobColumns:
 
 
 @attrs.frozen(kw_only=True)
-class PromptLogprobs:
+class PromptLogprobs(Columnar):
     """The entries of prompt tokens, for some of the rows of a message."""
 
-    token_counts: bytes = attrs.field(validator=packed("i"))
+    token_counts: bytes = column("i")
     """Prompt tokens whose entries come with each row of the message, 0 for most."""
     columns: LogprobColumns
     """Of these tokens, row after row."""
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         counts = unpack_i32(self.token_counts)
         if min(counts, default=0) < 0 or sum(counts) != self.columns.row_count:
             raise ValueError(f"{self.columns.row_count} prompt tokens for counts that add up to {sum(counts)}")

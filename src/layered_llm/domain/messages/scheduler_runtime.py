@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.columns import check_columns, column, packed, rows, unpack_i32
+from layered_llm.domain.columns import Columnar, column, rows, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_rows
@@ -23,7 +23,7 @@ GO_ON: Final = -1
 
 
 @attrs.frozen(kw_only=True)
-class OpenSlot:
+class OpenSlot(Columnar):
     """A choice that runs for the first time since it was (re-)admitted.
 
     `prompt_ids` and `output_ids` stay apart: penalties, minimum and maximum lengths depend on the boundary.
@@ -31,13 +31,13 @@ class OpenSlot:
 
     slot: SlotId
     choice: int
-    prompt_ids: bytes = attrs.field(validator=packed("i"))
-    output_ids: bytes = attrs.field(validator=packed("i"))
+    prompt_ids: bytes = column("i")
+    output_ids: bytes = column("i")
     sampling: TokenSampling
 
 
 @attrs.frozen(kw_only=True)
-class ExecuteStep:
+class ExecuteStep(Columnar):
     """One forward pass over rows of mixed prefill and decode, and the changes of state that come before it.
 
     Applied in this order: `retired`, `opened`, the page table deltas, then the rows.
@@ -65,9 +65,6 @@ class ExecuteStep:
     counts: bytes = column("i", "rows")
     samples: bytes = column("b", "rows")
 
-    def __attrs_post_init__(self) -> None:
-        check_columns(self)
-
     @property
     def row_count(self) -> int:
         return rows("i", self.slots)
@@ -87,7 +84,7 @@ class RuntimeReady:
 
 
 @attrs.frozen(kw_only=True)
-class StepCompleted:
+class StepCompleted(Columnar):
     """The result of one step."""
 
     step: StepId
@@ -113,7 +110,7 @@ class StepCompleted:
     """Why each of `failed_rows` has none: the FinishReason that its choice ends with."""
 
     def __attrs_post_init__(self) -> None:
-        check_columns(self)
+        super().__attrs_post_init__()
         if self.logprobs is not None:
             check_rows(self.logprobs, self.token_ids)
         if self.token_counts:

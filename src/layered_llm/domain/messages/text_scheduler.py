@@ -8,7 +8,7 @@ RequestsFinished, whatever ends it: the model, a limit, a Stop, an Abort, a fail
 
 import attrs
 
-from layered_llm.domain.columns import check_columns, column, packed, rows
+from layered_llm.domain.columns import Columnar, column, packed, rows
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs, check_prompt_rows, check_rows
@@ -17,7 +17,7 @@ from layered_llm.domain.verdicts import RefuseReason
 
 
 @attrs.frozen(kw_only=True)
-class TokenSampling:
+class TokenSampling(Columnar):
     """What the runtime needs to sample a choice; part of Admit and of ExecuteStep."""
 
     temperature: float
@@ -53,17 +53,14 @@ class TokenSampling:
     Of each range its first id and the one after its last; rising.
     """
 
-    def __attrs_post_init__(self) -> None:
-        check_columns(self)
-
 
 @attrs.frozen(kw_only=True)
-class Admit:
+class Admit(Columnar):
     """A request whose prompt is known token by token. It is admitted once: preemption is the scheduler's affair."""
 
     request: RequestId
     choices: int
-    prompt_ids: bytes = attrs.field(validator=packed("i"))
+    prompt_ids: bytes = column("i")
     max_tokens: int
     """At least 1, and prompt and output together, without the last token, never exceed the context."""
     sampling: TokenSampling
@@ -77,6 +74,7 @@ class Admit:
     """False: all of the prompt is computed, as each of its tokens has a log probability to be computed."""
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         if not self.prompt_ids or self.max_tokens < 1 or self.choices < 1:
             raise ValueError("an Admit has a prompt, a choice and at least one token to sample")
         if self.output_ids:
@@ -127,7 +125,7 @@ class Refused:
 
 
 @attrs.frozen(kw_only=True)
-class TokensEmitted:
+class TokensEmitted(Columnar):
     """The tokens that one step sampled for one text worker's requests: one row for each choice and token, in packed columns."""
 
     step: StepId
@@ -147,7 +145,7 @@ class TokensEmitted:
     """Of the whole prompts of rows of position 0; None where no row wants any."""
 
     def __attrs_post_init__(self) -> None:
-        check_columns(self)
+        super().__attrs_post_init__()
         if self.logprobs is not None:
             check_rows(self.logprobs, self.token_ids)
         if self.prompt_logprobs is not None:
@@ -155,7 +153,7 @@ class TokensEmitted:
 
 
 @attrs.frozen(kw_only=True)
-class RequestsFinished:
+class RequestsFinished(Columnar):
     """Choices that ended: one row for each. Follows the TokensEmitted that holds their last tokens."""
 
     requests: bytes = column("q", "rows")
@@ -163,9 +161,6 @@ class RequestsFinished:
     reasons: bytes = column("b", "rows")
     """A FinishReason for each row, never RUNNING."""
     output_tokens: bytes = column("i", "rows")
-
-    def __attrs_post_init__(self) -> None:
-        check_columns(self)
 
 
 TextToScheduler = Admit | AbortRequest | StopChoice | StepsTaken
