@@ -3,12 +3,13 @@
 Must not know: links, processes, HTTP. Time comes in as an argument.
 
 A request is entered by `open` and leaves the table in exactly one of four ways: rejected, ended, closed by its owner (which
-owes the abort), or lost with its connection. What comes for a request that is not in the table, or for an
-earlier incarnation of one that is, is late: dropped and counted.
+owes the abort), or lost with its connection. What comes for a request that is not in the table, or for an earlier incarnation
+of one that is, is late: dropped and counted.
 """
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 import attrs
 
@@ -23,6 +24,9 @@ from layered_llm.service.delta_logprobs import DeltaLogprobs
 from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest
 from layered_llm.service.request_figures import RequestFigures, RequestTimes
 from layered_llm.service.request_stream import Phase, RequestStream, TextConnection
+
+_WITHOUT_A_WORD: Final = {Phase.CLOSED: FinishReason.ABORT, Phase.LOST: FinishReason.ERROR}
+"""What the choices of an accepted request end by that the engine does not end: each choice is counted once."""
 
 
 @attrs.define
@@ -77,7 +81,6 @@ class OpenRequests:
 
     def close(self, stream: RequestStream, reason: AbortReason) -> None:
         """An open request is left: its abort goes out in the slot that was kept for it. What came may still be read."""
-        self._finish_rest(stream, FinishReason.ABORT)
         stream.closed_as = reason
         self._aborts[reason] += 1
         stream.connection.aborts_sent += 1
@@ -92,6 +95,8 @@ class OpenRequests:
     def _leave(self, stream: RequestStream, phase: Phase) -> None:
         if self._streams.pop(stream.request, None) is None:
             raise InvariantViolated(f"request {stream.request} is left twice")
+        if stream.phase is Phase.ACCEPTED and phase in _WITHOUT_A_WORD:
+            self._finished[_WITHOUT_A_WORD[phase]] += stream.open_choices
         stream.phase = phase
         stream.connection.open_requests -= 1
         if (fate := stream.fate) is not None:
@@ -186,7 +191,6 @@ class OpenRequests:
         """These connections are no more: their requests are over, and nothing is owed for them."""
         for stream in self:
             if stream.connection in gone:
-                self._finish_rest(stream, FinishReason.ERROR)
                 self._lost += 1
                 self._end(stream, Phase.LOST)
 
@@ -195,8 +199,3 @@ class OpenRequests:
 
     def _count_end(self, reason: FinishReason) -> None:
         self._finished[reason] += 1
-
-    def _finish_rest(self, stream: RequestStream, reason: FinishReason) -> None:
-        """Counts the choices of an accepted request that end without a word from the engine: each choice is counted once."""
-        if stream.phase is Phase.ACCEPTED:
-            self._finished[reason] += stream.open_choices
