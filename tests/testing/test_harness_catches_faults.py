@@ -305,7 +305,7 @@ def test_pages_freed_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pages_freed_while_a_step_in_flight_writes_them_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_back_at_once(self: QuarantinePool[PageId], ids: Iterable[PageId], last_step: StepId) -> None:
-        self._free.extend(ids)
+        self.free.extend(ids)
 
     monkeypatch.setattr(QuarantinePool, "give_back", give_back_at_once)
     few = InlineEngineOptions(script=hash_script(97, 26), pages=12)

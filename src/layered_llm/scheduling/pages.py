@@ -33,7 +33,7 @@ class PageStore:
 
     @property
     def free(self) -> int:
-        return self._pool.free_count
+        return len(self._pool.free)
 
     @property
     def cached(self) -> int:
@@ -42,7 +42,7 @@ class PageStore:
 
     @property
     def available(self) -> int:
-        return self._pool.free_count + self._tree.evictable_pages
+        return len(self._pool.free) + self._tree.evictable_pages
 
     @property
     def quarantined(self) -> int:
@@ -74,7 +74,7 @@ class PageStore:
 
     def take(self, count: int) -> list[PageId]:
         """Raises InvariantViolated when fewer are available. Evicts what is missing and not a page more."""
-        shortfall = count - self._pool.free_count
+        shortfall = count - len(self._pool.free)
         if shortfall > 0:
             self.evicted += self._evict(shortfall)
         return self._pool.take(count)

@@ -33,13 +33,9 @@ class PoolCensus(Generic[IdT]):
 class QuarantinePool(Generic[IdT]):
     """Lends ids, the last one returned first: its memory is the likeliest to be in a cache."""
 
-    _free: list[IdT]
+    free: list[IdT]
     _quarantine: dict[StepId, list[IdT]] = attrs.field(init=False, factory=dict)
     _acknowledged: StepId = attrs.field(init=False, default=NO_STEP)
-
-    @property
-    def free_count(self) -> int:
-        return len(self._free)
 
     @property
     def quarantined_count(self) -> int:
@@ -47,28 +43,28 @@ class QuarantinePool(Generic[IdT]):
 
     def take(self, count: int) -> list[IdT]:
         """Raises InvariantViolated when fewer are free: whoever asks has looked before."""
-        rest = len(self._free) - count
+        rest = len(self.free) - count
         if rest < 0:
-            raise InvariantViolated(f"{count} ids asked for, {len(self._free)} are free")
-        taken = self._free[rest:]
-        del self._free[rest:]
+            raise InvariantViolated(f"{count} ids asked for, {len(self.free)} are free")
+        taken = self.free[rest:]
+        del self.free[rest:]
         return taken
 
     def give_back(self, ids: Iterable[IdT], last_step: StepId) -> None:
         """`last_step` is the last step that names the ids, 0 for none."""
         if last_step <= self._acknowledged:
-            self._free.extend(ids)
+            self.free.extend(ids)
         else:
             self._quarantine.setdefault(last_step, []).extend(ids)
 
     def acknowledge(self, step: StepId) -> None:
         """Steps are acknowledged one by one, in order."""
         self._acknowledged = step
-        self._free.extend(self._quarantine.pop(step, ()))
+        self.free.extend(self._quarantine.pop(step, ()))
 
     def census(self) -> PoolCensus[IdT]:
         quarantined = tuple((step, tuple(ids)) for step, ids in self._quarantine.items())
-        return PoolCensus(free=tuple(self._free), quarantined=quarantined)
+        return PoolCensus(free=tuple(self.free), quarantined=quarantined)
 
 
 def count_everywhere(census: PoolCensus[IdT], held: Sequence[IdT]) -> dict[IdT, int]:

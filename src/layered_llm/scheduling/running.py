@@ -78,7 +78,7 @@ class RunningChoices:
 
     @property
     def has_slot(self) -> bool:
-        return self.count < self._max_choices and self._slots.free_count > 0
+        return self.count < self._max_choices and bool(self._slots.free)
 
     def slots_census(self) -> PoolCensus[SlotId]:
         return self._slots.census()
