@@ -9,8 +9,7 @@ from layered_llm.domain.messages.logprobs import (
     LogprobColumns,
     LogprobEntries,
     PromptLogprobs,
-    entries_of,
-    prompts_of,
+    each_row,
 )
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from support.logprobs import columns_of, entries
@@ -21,7 +20,7 @@ from support.logprobs import columns_of, entries
 def test_entries_come_out_as_they_went_in(rows: list[list[tuple[int, float]]]) -> None:
     packed = [entries(row) for row in rows]
     columns = LogprobColumns.of(packed)
-    assert packed == list(entries_of(columns, len(rows)))
+    assert packed == list(each_row(columns, len(rows), NO_ENTRIES))
     assert (columns is None) is not any(rows)
 
 
@@ -45,7 +44,7 @@ def test_each_row_has_its_own_prompt(prompts: list[list[int]]) -> None:
     parts = [columns_of([[(token, -1.0)] for token in prompt]) for prompt in prompts]
     rows = [part for each in parts for part in (None, each)]
     told = PromptLogprobs.of(rows)
-    assert rows == list(prompts_of(told, len(rows)))
+    assert rows == list(each_row(told, len(rows), None))
     assert (told is None) is not any(rows)
 
 
@@ -78,4 +77,4 @@ def test_a_prompts_columns_are_divided_without_an_object_for_each_token(monkeypa
     parts = [columns_of([[(token, -1.0)] for token in range(100)]), None, columns_of([[(5, -1.0), (6, -2.0)]])]
     told = PromptLogprobs.of(parts)
     monkeypatch.setattr(LogprobEntries, "__init__", lambda *_, **__: pytest.fail("made an object"))
-    assert parts == list(prompts_of(told, 3))
+    assert parts == list(each_row(told, 3, None))

@@ -17,7 +17,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.ids import TextId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.messages.logprobs import entries_of
+from layered_llm.domain.messages.logprobs import NO_ENTRIES, each_row
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
@@ -257,7 +257,7 @@ class Scheduler:
         dropped, worker = 0, None
         rows: list[TokenRow] = []
         sequences = planned.yielding()
-        entries = entries_of(result.logprobs, len(sequences))
+        entries = each_row(result.logprobs, len(sequences), NO_ENTRIES)
         for sequence, token, logprobs in zip(sequences, unpack_i32(result.token_ids), entries, strict=True):
             if sequence.phase is Phase.ENDED:
                 dropped += 1

@@ -29,7 +29,7 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
     TokenizerDescribed,
 )
-from layered_llm.domain.messages.logprobs import entries_of, prompts_of
+from layered_llm.domain.messages.logprobs import NO_ENTRIES, each_row
 from layered_llm.domain.messages.text_scheduler import (
     AbortRequest,
     Queued,
@@ -273,14 +273,15 @@ class TextCore:
     def _tokens(self, message: TokensEmitted) -> Outgoing:
         tables: _Tables = defaultdict(TextRows)
         orders: list[TextToScheduler] = []
+        row_count = rows("i", message.token_ids)
         columns = zip(
             unpack_i64(message.requests),
             unpack_i32(message.choices),
             unpack_i32(message.positions),
             unpack_i32(message.token_ids),
             unpack_i32(message.cached_tokens),
-            entries_of(message.logprobs, rows("i", message.token_ids)),
-            prompts_of(message.prompt_logprobs, rows("i", message.token_ids)),
+            each_row(message.logprobs, row_count, NO_ENTRIES),
+            each_row(message.prompt_logprobs, row_count, None),
             strict=True,
         )
         for request_id, index, position, token, cached_tokens, logprobs, prompt in columns:

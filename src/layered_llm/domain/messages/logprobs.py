@@ -10,7 +10,7 @@ precedes it, so it has one entry, of 0.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
@@ -28,6 +28,7 @@ class LogprobEntries:
 
 
 NO_ENTRIES: Final = LogprobEntries()
+RowT = TypeVar("RowT")
 
 
 @attrs.frozen(kw_only=True)
@@ -139,11 +140,6 @@ class PromptLogprobs(Columnar):
             token, entry = end, entry + entries
 
 
-def prompts_of(prompts: PromptLogprobs | None, row_count: int) -> Iterable[LogprobColumns | None]:
-    """What each of a message's rows has of its prompt."""
-    return (None,) * row_count if prompts is None else prompts
-
-
 def check_prompt_rows(prompts: PromptLogprobs, row_count: int) -> None:
     """Raises ValueError unless `prompts` have `row_count` rows."""
     if prompts.row_count != row_count:
@@ -156,6 +152,6 @@ def check_rows(columns: LogprobColumns, token_ids: bytes) -> None:
         raise ValueError(f"log probabilities of {columns.row_count} tokens beside {rows('i', token_ids)} tokens")
 
 
-def entries_of(columns: LogprobColumns | None, token_count: int) -> Iterable[LogprobEntries]:
-    """The entries of each of a message's tokens."""
-    return (NO_ENTRIES,) * token_count if columns is None else columns
+def each_row(columns: Iterable[RowT] | None, row_count: int, absent: RowT) -> Iterable[RowT]:
+    """What a message's columns have for each of its rows: `absent` where it has no such columns."""
+    return (absent,) * row_count if columns is None else columns
