@@ -211,6 +211,26 @@ async def test_a_generation_that_replaces_another_at_once_loses_its_requests_too
             assert not lost.was_left
 
 
+async def test_a_generation_that_still_serves_keeps_its_requests_beside_the_next_one(autojump_clock: MockClock) -> None:
+    async with connected() as ends:
+        await ends.tell(ready(1))
+        with contextlib.ExitStack() as owner:
+            earlier = ends.open(owner)
+            await ends.taken(1)
+            await ends.tell(attrs.evolve(restarting(2), still_serving=(1,)))
+            await ends.tell(attrs.evolve(ready(2), still_serving=(1,)))
+            later = ends.open(owner)
+            await ends.taken(2)
+
+            for number, stream in ((2, later), (1, earlier)):
+                accepted = Accepted(request=stream.request, prompt_tokens=number)
+                ends.texts[number].send_nowait(api_peer_name(API), accepted)
+                assert accepted == await stream.verdict()
+
+            await ends.tell(ready(2))
+            assert [True, False] == [earlier.is_over, later.is_over]
+
+
 async def test_a_status_that_is_told_again_changes_nothing(autojump_clock: MockClock) -> None:
     async with connected() as ends:
         await ends.tell(ready(1))

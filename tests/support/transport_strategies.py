@@ -308,6 +308,7 @@ MESSAGES: Mapping[type[attrs.AttrsInstance], st.SearchStrategy[attrs.AttrsInstan
     supervision.ApiGoodbye: st.builds(supervision.ApiGoodbye, api=ids),
     supervision.EngineStatus: st.builds(
         supervision.EngineStatus,
+        still_serving=st.lists(counts, max_size=2).map(tuple),
         phase=st.sampled_from(supervision.EnginePhase),
         generation=counts,
         supervisor_pid=counts,

@@ -62,7 +62,8 @@ class EngineConnection:
     _link: MessageLink[ApiToSupervisor, SupervisorToApi]
     _wait_exit: WaitExit = wait_process_exit
     _to_supervisor: Outbox[ApiToSupervisor] = attrs.field(factory=lambda: Outbox(ENGINE_OUTBOX_MESSAGES))
-    _generation: "_Generation | None" = None
+    _generations: dict[int, "_Generation"] = attrs.field(factory=dict)
+    """By their numbers: the one that is ready, and those before it that still serve what they have."""
     _heard: trio.Event = attrs.field(factory=trio.Event)
     _released: trio.Event = attrs.field(factory=trio.Event)
     _heard_s: float = 0.0
@@ -147,18 +148,21 @@ class EngineConnection:
                         assert_never(order)
 
     def _follow(self, status: EngineStatus, nursery: trio.Nursery) -> None:
-        """Connects to the text workers of a generation that is ready, and drops those of one that is not."""
+        """Connects to the text workers of a generation that is ready, and drops those of one that serves no more."""
         self._supervisor_pid = status.supervisor_pid
         self._heard.set()
         is_ready = status.phase is EnginePhase.READY
-        present = self._generation
-        if present is not None and not (is_ready and present.number == status.generation):
-            present.scope.cancel(reason=status.detail)
-            self._generation = present = None
-        if is_ready and present is None:
-            present = self._generation = self._connect(status)
+        serving = {*status.still_serving, status.generation} if is_ready else {*status.still_serving}
+        for number in self._generations.keys() - serving:
+            self._generations.pop(number).scope.cancel(reason=status.detail)
+        if is_ready and status.generation not in self._generations:
+            present = self._generations[status.generation] = self._connect(status)
             nursery.start_soon(present.run, self._client)
-        self._client.on_status(status, present.texts if present is not None else ())
+        self._client.on_status(status, self._connections)
+
+    @property
+    def _connections(self) -> tuple[TextConnection, ...]:
+        return tuple(text for generation in self._generations.values() for text in generation.texts)
 
     def _connect(self, status: EngineStatus) -> "_Generation":
         name, capacity = api_peer_name(self._client.api), SLOTS_OF_A_REQUEST * self._max_open_requests
@@ -167,13 +171,13 @@ class EngineConnection:
                 opened.enter_context(self._links.connect(API_TEXT, address, name)) for address in status.text_addresses
             )
             texts = tuple(TextConnection(TextId(index), status.generation, Outbox(capacity)) for index in range(len(links)))
-            return _Generation(status.generation, texts, links, opened.pop_all())
+            return _Generation(texts, links, opened.pop_all())
 
     async def _say_goodbye(self) -> None:
         """Every open request is aborted first, and the aborts are out before the goodbye is."""
         self._client.close_all(AbortReason.SHUTDOWN)
         with trio.move_on_after(LAST_ABORTS_S):
-            for text in self._generation.texts if self._generation is not None else ():
+            for text in self._connections:
                 await text.outbox.flushed()
         self._to_supervisor.emit(ApiGoodbye(api=self._client.api))
         self._is_unanswered = True
@@ -186,7 +190,6 @@ class EngineConnection:
 class _Generation:
     """The links to one generation's text workers."""
 
-    number: int
     texts: tuple[TextConnection, ...]
     _links: tuple[TextLink, ...]
     _opened: contextlib.ExitStack

@@ -80,6 +80,8 @@ class EngineStatus:
     detail: str
     """One line for people: what is going on, or what went wrong and how to mend it."""
     text_addresses: tuple[str, ...] = ()
+    still_serving: tuple[int, ...] = ()
+    """Earlier generations that have open requests and take no more."""
     limits: EngineLimits | None = None
     stalled: tuple[str, ...] = ()
     """Processes that are stopped or do not answer, and may go on; requests are taken, but may wait."""
