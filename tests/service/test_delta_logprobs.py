@@ -165,7 +165,7 @@ def test_a_reader_is_given_much_in_parts_and_the_end_after_all_of_them(monkeypat
     record = entered(table, FIRST, choices=3)
     for choice in (0, 1, 2, 0):
         record.add_delta(plain(choice))
-    record.add_end(END)
+    record.ended, record.has_unread_end = END, True
 
     parts = [record.take_events() for _ in range(2)]
 

@@ -125,7 +125,7 @@ def test_only_the_requests_of_a_lost_connection_are_lost(table: OpenRequests) ->
 
     table.lose([second.connection])
 
-    assert ([first], True) == (list(table), second.is_over)
+    assert ([first], True) == (list(table.streams.values()), second.is_over)
 
 
 def test_what_comes_after_the_owner_left_is_dropped_and_counted(table: OpenRequests) -> None:
@@ -182,7 +182,7 @@ def test_every_accepted_request_is_ended_aborted_or_lost(table: OpenRequests) ->
     outcomes = ("layered_llm_requests_ended_total", "layered_llm_requests_lost_total")
     aborted = sum(value for name, value in values.items() if name.startswith("layered_llm_aborts_emitted_total"))
     assert values["layered_llm_requests_accepted_total"] == sum(values[name] for name in outcomes) + aborted
-    assert 0 == len(table)
+    assert 0 == len(table.streams)
 
 
 def accept(table: OpenRequests, request: RequestId, choices: int) -> RequestStream:

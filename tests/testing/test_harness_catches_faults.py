@@ -342,9 +342,9 @@ def test_an_entry_that_the_text_core_forgets_to_drop_is_seen(monkeypatch: pytest
 def test_a_request_that_the_client_forgets_to_drop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     leave: Callable[..., None] = OpenRequests._leave
 
-    def keep(self: OpenRequests, stream: RequestStream, phase: Phase) -> None:
-        leave(self, stream, phase)
-        self._streams[stream.request] = stream
+    def keep(self: OpenRequests, stream: RequestStream, phase: Phase, abort: Abort | None = None) -> None:
+        leave(self, stream, phase, abort)
+        self.streams[stream.request] = stream
 
     monkeypatch.setattr(OpenRequests, "_leave", keep)
 

@@ -158,12 +158,12 @@ class EngineClient:
         self._next_request += 1
         if not self._texts:
             return self._not_ready(request)
-        connection = min(self._texts, key=attrgetter("open_requests"))
-        if len(self._requests) >= self._max_open_requests or not connection.outbox.reserve(SLOTS_OF_A_REQUEST):
+        connection, open_count = min(self._texts, key=attrgetter("open_requests")), len(self._requests.streams)
+        if open_count >= self._max_open_requests or not connection.outbox.reserve(SLOTS_OF_A_REQUEST):
             return Rejected(
                 request=request,
                 reason=RejectReason.QUEUE_FULL,
-                message=f"this server process holds {len(self._requests)} requests, the limit is {self._max_open_requests}",
+                message=f"this server process holds {open_count} requests, the limit is {self._max_open_requests}",
             )
         stream = self._requests.open(
             request, connection, trio.current_time(), tenant=tenant, choices=choices, max_tokens=max_tokens
@@ -178,7 +178,7 @@ class EngineClient:
 
     def close_all(self, reason: AbortReason) -> None:
         """Leaves every open request; their readers hear that the engine is lost to them."""
-        for stream in self._requests:
+        for stream in list(self._requests.streams.values()):
             self._requests.close(stream, reason)
 
     async def state(self, *, flush_cache: bool = False) -> EngineState:
@@ -207,7 +207,7 @@ class EngineClient:
         is_for_all = request is None and not names
         left = [
             stream
-            for stream in self._requests
+            for stream in self._requests.streams.values()
             if (is_for_all and tenant in {None, stream.tenant}) or is_meant(stream, request, tenant, names)
         ]
         for stream in left:
@@ -232,7 +232,7 @@ class EngineClient:
 
     def find_here(self, request: RequestId | None, tenant: str | None, names: tuple[str, ...] = ()) -> RequestFate | None:
         """The same for what this process has and had."""
-        if any(is_meant(stream, request, tenant, names) for stream in self._requests):
+        if any(is_meant(stream, request, tenant, names) for stream in self._requests.streams.values()):
             return RequestFate(is_open=True)
         return fate_among(self._requests.ended, request, tenant, names)
 
@@ -243,9 +243,9 @@ class EngineClient:
             role=Role.API,
             index=self.api,
             pid=self.pid,
-            open_requests=len(self._requests),
+            open_requests=len(self._requests.streams),
             maps=(
-                ("requests", len(self._requests)),
+                ("requests", len(self._requests.streams)),
                 ("requests_of_text_workers", sum(text.open_requests for text in self._connections)),
             ),
             metrics=(

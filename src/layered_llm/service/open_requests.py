@@ -8,7 +8,7 @@ of one that is, is late: dropped and counted.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import attrs
@@ -33,7 +33,8 @@ _WITHOUT_A_WORD: Final = {Phase.CLOSED: FinishReason.ABORT, Phase.LOST: FinishRe
 class OpenRequests:
     """The table of records, and the counters of everything that left it."""
 
-    _streams: dict[RequestId, RequestStream] = attrs.field(init=False, factory=dict)
+    streams: dict[RequestId, RequestStream] = attrs.field(init=False, factory=dict)
+    """Those that are open."""
     ended: deque[EndedRequest] = attrs.field(init=False, factory=lambda: deque(maxlen=MAX_ENDED_REQUESTS))
     """The last ones, oldest first."""
     _accepted: int = counter("requests_accepted_total", "Requests that were queued.")
@@ -51,13 +52,6 @@ class OpenRequests:
     _aborts: dict[AbortReason, int] = counter(ABORTS_EMITTED, label="reason", factory=lambda: dict.fromkeys(AbortReason, 0))
     _figures: RequestFigures = attrs.field(factory=RequestFigures)
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def __iter__(self) -> Iterator[RequestStream]:
-        """As they are now, whatever is opened and closed meanwhile."""
-        return iter(list(self._streams.values()))
-
     def open(
         self,
         request: RequestId,
@@ -69,13 +63,13 @@ class OpenRequests:
         max_tokens: int | None = None,
     ) -> RequestStream:
         """Enters a request; the outbox of `connection` has a slot reserved for its abort. A question has no choices."""
-        if request in self._streams:
+        if request in self.streams:
             raise InvariantViolated(f"request {request} is open already")
         times = RequestTimes(now_s, choices, max_tokens)
         stream = RequestStream(
             request, connection, times, tenant, choices, body=request, leave=self.close, count_end=self._count_end
         )
-        self._streams[request] = stream
+        self.streams[request] = stream
         connection.open_requests += 1
         return stream
 
@@ -84,16 +78,11 @@ class OpenRequests:
         stream.closed_as = reason
         self._aborts[reason] += 1
         stream.connection.aborts_sent += 1
-        self._leave(stream, Phase.CLOSED)
-        stream.connection.outbox.emit(Abort(request=stream.request, reason=reason, incarnation=stream.incarnation))
+        self._leave(stream, Phase.CLOSED, Abort(request=stream.request, reason=reason, incarnation=stream.incarnation))
 
-    def _end(self, stream: RequestStream, phase: Phase) -> None:
-        """It is over by itself: the slot of its abort is given back."""
-        self._leave(stream, phase)
-        stream.connection.outbox.release(1)
-
-    def _leave(self, stream: RequestStream, phase: Phase) -> None:
-        if self._streams.pop(stream.request, None) is None:
+    def _leave(self, stream: RequestStream, phase: Phase, abort: Abort | None = None) -> None:
+        """A request is over; where that is by itself, the slot of its abort is given back."""
+        if self.streams.pop(stream.request, None) is None:
             raise InvariantViolated(f"request {stream.request} is left twice")
         if stream.phase is Phase.ACCEPTED and phase in _WITHOUT_A_WORD:
             self._finished[_WITHOUT_A_WORD[phase]] += stream.open_choices
@@ -101,11 +90,15 @@ class OpenRequests:
         stream.connection.open_requests -= 1
         if (fate := stream.fate) is not None:
             self.ended.append(EndedRequest(body=stream.body, name=stream.name, tenant=stream.tenant, fate=fate))
+        if abort is None:
+            stream.connection.outbox.release()
+        else:
+            stream.connection.outbox.emit(abort)
         stream.news.set()
 
     def on_verdict(self, verdict: Accepted | Rejected) -> None:
         """Whether a request is queued."""
-        stream = self._streams.get(verdict.request)
+        stream = self.streams.get(verdict.request)
         if stream is None or stream.incarnation != verdict.incarnation:
             self._late += 1
             return
@@ -118,16 +111,16 @@ class OpenRequests:
             stream.news.set()
         else:
             self._rejected += 1
-            self._end(stream, Phase.REJECTED)
+            self._leave(stream, Phase.REJECTED)
 
     def on_answer(self, answer: TextAnswer) -> None:
         """What a question came to."""
-        stream = self._streams.get(answer.request)
+        stream = self.streams.get(answer.request)
         if stream is None:
             self._late += 1
             return
         stream.result = answer
-        self._end(stream, Phase.ENDED)
+        self._leave(stream, Phase.ENDED)
 
     def on_text(self, message: TextEmitted, now_s: float) -> None:
         """Spreads the rows over the requests, and leaves those whose readers fetch too little."""
@@ -148,17 +141,17 @@ class OpenRequests:
         prompts, completions = unpack_i32(message.ended_prompt_tokens), unpack_i32(message.ended_completion_tokens)
         columns = (prompts, completions, unpack_i32(message.ended_cached_tokens), message.ended_errors)
         for number, prompt, completion, cached, error in zip(unpack_i64(message.ended), *columns, strict=True):
-            stream = self._streams.get(RequestId(number))
+            stream = self.streams.get(RequestId(number))
             if stream is None or stream.incarnation != message.incarnation:
                 self._late += 1
                 continue
             usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
             end = RequestEnded(usage=usage, error=error)
-            stream.add_end(end)
+            stream.ended, stream.has_unread_end = end, True
             self._figures.observe_end(stream.times, end, now_s)
             self._ended += 1
             self._failed += error is not None
-            self._end(stream, Phase.ENDED)
+            self._leave(stream, Phase.ENDED)
 
     def _deltas(self, message: TextEmitted) -> Iterable[tuple[RequestStream, ChoiceDelta]]:
         """The rows of requests that are open; nothing is built for the others, which are counted."""
@@ -170,7 +163,7 @@ class OpenRequests:
         behind = 0
         for row, number in enumerate(requests):
             first, behind = behind, behind + counts[row]
-            stream = self._streams.get(RequestId(number))
+            stream = self.streams.get(RequestId(number))
             if stream is None or stream.incarnation != incarnation:
                 self._late += 1
                 continue
@@ -189,10 +182,10 @@ class OpenRequests:
 
     def lose(self, gone: Collection[TextConnection]) -> None:
         """These connections are no more: their requests are over, and nothing is owed for them."""
-        for stream in self:
+        for stream in list(self.streams.values()):
             if stream.connection in gone:
                 self._lost += 1
-                self._end(stream, Phase.LOST)
+                self._leave(stream, Phase.LOST)
 
     def metrics(self) -> tuple[Measured, ...]:
         return (*metrics_of(self), *metrics_of(self._figures))

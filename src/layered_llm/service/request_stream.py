@@ -60,6 +60,9 @@ class Phase(enum.Enum):
     LOST = enum.auto()
 
 
+_OPEN: Final = (Phase.SUBMITTED, Phase.ACCEPTED)
+
+
 @attrs.define(eq=False)
 class RequestStream:
     """Implements the protocols `EngineStream` and `EngineQuestion`: a request is read as one of the two."""
@@ -107,7 +110,7 @@ class RequestStream:
     _pending: dict[int, list[ChoiceDelta]] = attrs.field(init=False, factory=dict)
     """Of each choice what nobody fetched yet, merged so that a slow reader costs little more than its text: of `k` tokens in at
     most log2(k) deltas, each longer than the next, so that a token is copied as often at most."""
-    _has_end: bool = attrs.field(init=False, default=False)
+    has_unread_end: bool = attrs.field(init=False, default=False)
     """Its end is there to be fetched."""
     _is_dropped: bool = attrs.field(init=False, default=False)
     """Its owner has left; nothing is there to be fetched any more."""
@@ -115,7 +118,7 @@ class RequestStream:
     @property
     def is_over(self) -> bool:
         """Ended, rejected, lost or closed: nothing more comes, and nothing is owed for it; what came may still be fetched."""
-        return self.phase not in (Phase.SUBMITTED, Phase.ACCEPTED)
+        return self.phase not in _OPEN
 
     @property
     def was_left(self) -> bool:
@@ -176,7 +179,7 @@ class RequestStream:
         if not isinstance(self.admission, Accepted):
             raise InvariantViolated("a request is read after it was accepted")
         await trio.lowlevel.checkpoint()
-        while not (self._pending or self._has_end):
+        while not (self._pending or self.has_unread_end):
             await self._next_news()
         return self.take_events()
 
@@ -194,10 +197,18 @@ class RequestStream:
 
     def close(self, reason: AbortReason) -> None:
         """Leaves the request; harmless when it is over."""
-        if not self.is_over:
+        if self.phase in _OPEN:
             self._leave(self, reason)
-        if not self._is_dropped:
-            self._drop_events()
+        if self._is_dropped:
+            return
+        self._is_dropped, self.has_unread_end = True, False
+        for deltas in self._pending.values():
+            if deltas[-1].finish_reason is not FinishReason.RUNNING:  # whoever left before its end was read has aborted it
+                self.finish_reason = FinishReason.ABORT
+                self._count_end(FinishReason.ABORT)
+        self._pending.clear()
+        if self._booked_bytes:
+            self._give_back()
 
     async def _next_news(self) -> None:
         match self.phase:
@@ -231,21 +242,10 @@ class RequestStream:
                 return tuple(events)
         if self._booked_bytes:
             self._give_back()
-        if self._has_end and self.ended is not None:
-            self._has_end = False
+        if self.has_unread_end and self.ended is not None:
+            self.has_unread_end = False
             events.append(self.ended)
         return tuple(events)
-
-    def _drop_events(self) -> None:
-        """Nobody takes them any more: who left before the end of a choice was told has aborted it."""
-        self._is_dropped, self._has_end = True, False
-        for deltas in self._pending.values():
-            if deltas[-1].finish_reason is not FinishReason.RUNNING:
-                self.finish_reason = FinishReason.ABORT
-                self._count_end(FinishReason.ABORT)
-        self._pending.clear()
-        if self._booked_bytes:
-            self._give_back()
 
     def _give_back(self) -> None:
         if self.backlog is not None:
@@ -277,7 +277,3 @@ class RequestStream:
             self._booked_bytes += size_bytes
         else:
             self.is_over_backlog = True
-
-    def add_end(self, end: RequestEnded) -> None:
-        """The engine has ended it: nothing follows for the reader."""
-        self.ended, self._has_end = end, True
