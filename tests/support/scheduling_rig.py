@@ -134,7 +134,9 @@ class Rig:
 
     def admit(self, message: Admit, worker: int = 0, now_us: int = 0) -> None:
         self.workers[message.request] = TextId(worker)
-        self.device.cache_roots[message.sampling.seed] = self.policy.cache_root(message.placement)
+        self.device.cache_roots[message.sampling.seed] = message.placement.cache_root(
+            shares_prefixes=self.policy.shares_prefixes
+        )
         effects = self.scheduler.handle(TextId(worker), message, now_us)
         (answer,) = effects.outgoing
         assert isinstance(answer.message, Queued | Refused)

@@ -13,6 +13,18 @@ MAX_CACHE_SALT_CHARS: Final = 1024
 _PRIORITY_LIMIT: Final = 1 << 63
 
 
+@attrs.frozen
+class CacheRoot:
+    """Requests of one root share what is computed of their prefixes; those of different roots never do.
+
+    Its parts are kept side by side and never joined into one text, so that no tenant can spell another one's root.
+    """
+
+    tenant: str = ""
+    """None where tenants share."""
+    cache_salt: str | None = None
+
+
 @attrs.frozen(kw_only=True)
 class Placement:
     """Raises ParameterError, naming the field, for a value out of range."""
@@ -32,17 +44,9 @@ class Placement:
         if not -_PRIORITY_LIMIT <= self.priority < _PRIORITY_LIMIT:
             raise ParameterError("priority", "priority must be a signed 64-bit integer")
 
+    def cache_root(self, *, shares_prefixes: bool) -> CacheRoot:
+        """What the request reads of the prefix cache, and adds to; with `shares_prefixes` tenants have one cache."""
+        return CacheRoot("" if shares_prefixes else self.tenant, self.cache_salt)
+
 
 ANYWHERE: Final = Placement()
-
-
-@attrs.frozen
-class CacheRoot:
-    """Requests of one root share what is computed of their prefixes; those of different roots never do.
-
-    Its parts are kept side by side and never joined into one text, so that no tenant can spell another one's root.
-    """
-
-    tenant: str = ""
-    """None where tenants share."""
-    cache_salt: str | None = None

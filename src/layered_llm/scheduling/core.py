@@ -256,7 +256,7 @@ class Scheduler:
         """
         dropped, worker = 0, None
         rows: list[TokenRow] = []
-        sequences = planned.yielding()
+        sequences = planned.sampled if planned.yields is None else planned.yielding()
         entries = each_row(result.logprobs, len(sequences), NO_ENTRIES)
         for sequence, token, logprobs in zip(sequences, unpack_i32(result.token_ids), entries, strict=True):
             if sequence.phase is Phase.ENDED:
@@ -295,7 +295,7 @@ class Scheduler:
         return not (self._policy.prefix_cache and self._open.of(sequence).is_prompt_under_way)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
-        return self._running.pages.find_tokens(self._policy.cache_root(sequence.admit.placement), sequence.admit.prompt_ids)
+        return self._running.pages.find_tokens(self._running.cache_root(sequence), sequence.admit.prompt_ids)
 
     def _end_all(self, request: Request, reason: FinishReason, gathered: Gathered) -> None:
         for sequence in request.sequences:

@@ -215,10 +215,8 @@ class PlannedStep:
         return decodes + [1 - next(yields) if samples else 0 for samples in self._samples[self.decode_rows :]]
 
     def yielding(self) -> list[Sequence]:
-        """The choice of each token of the result."""
-        if self.yields is None:
-            return self.sampled
-        return [one for one, count in zip(self.sampled, self.yields, strict=True) for _ in range(count)]
+        """The choice of each token of the result, where it is not one each."""
+        return [one for one, count in zip(self.sampled, self.yields or (), strict=True) for _ in range(count)]
 
     def count_computed(self) -> int:
         """Prompt tokens that no step before computed; decodes come first in a step and compute none. Counts each once."""

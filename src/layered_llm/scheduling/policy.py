@@ -8,8 +8,6 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.placement import CacheRoot, Placement
-
 MAX_STEPS_IN_FLIGHT: Final = 2
 """With two the device never waits for the scheduler; a third would only delay new requests and aborts."""
 
@@ -78,7 +76,3 @@ class SchedulingPolicy:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_steps_in_flight > MAX_STEPS_IN_FLIGHT:
             raise ValueError(f"max_steps_in_flight must be at most {MAX_STEPS_IN_FLIGHT}, got {self.max_steps_in_flight}")
-
-    def cache_root(self, placement: Placement) -> CacheRoot:
-        """Which tree of the prefix cache a request reads and adds to."""
-        return CacheRoot("" if self.shares_prefixes else placement.tenant, placement.cache_salt)

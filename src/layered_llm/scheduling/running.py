@@ -16,6 +16,7 @@ from operator import attrgetter
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.budget import Pace, attended_tokens, decode_limit, share_chunks
 from layered_llm.scheduling.pages import PageStore
 from layered_llm.scheduling.plan import PlannedStep
@@ -34,7 +35,7 @@ class RunningChoices:
 
     def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
         self.pages = PageStore(pages=limits.pages, page_size_tokens=limits.page_size_tokens, keeps_prefixes=policy.prefix_cache)
-        self.cache_root = policy.cache_root
+        self._shares_prefixes = policy.shares_prefixes
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
         self._max_choices = policy.max_running_choices
         self._max_step_tokens = policy.max_step_tokens
@@ -93,7 +94,7 @@ class RunningChoices:
                 f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
             )
         key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
-        prefix = self.pages.find(self.cache_root(sequence.admit.placement), key.tobytes())
+        prefix = self.pages.find(self.cache_root(sequence), key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         left = self.count * self.pages.pages_for(self.decode_tokens)
         if missing + self.pages_promised + left > self.pages.available:
@@ -171,10 +172,13 @@ class RunningChoices:
                 sequence.planned_tokens -= count
         return [count - less for count, less in zip(planned.counts, unused, strict=True)]
 
+    def cache_root(self, sequence: Sequence) -> CacheRoot:
+        return sequence.admit.placement.cache_root(shares_prefixes=self._shares_prefixes)
+
     def distrust(self, sequence: Sequence) -> None:
         """Nobody finds a page any more that the choice computed or read: one of them may be what spoilt its numbers."""
         first_page = sequence.tokens[: self.pages.page_size_tokens]
-        self.pages.forget(self.cache_root(sequence.admit.placement), first_page.tobytes())
+        self.pages.forget(self.cache_root(sequence), first_page.tobytes())
 
     def _share(self, sequence: Sequence) -> None:
         """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""

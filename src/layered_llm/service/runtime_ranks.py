@@ -1,12 +1,13 @@
-"""The ranks of one runtime: who of them is ready, what the one that answers says, and that any of them has failed.
+"""What the scheduler's process knows of the runtime: which ranks are ready or have failed, and how long a step may take.
 
-Must not know: links, clocks (time comes in as an argument), what a step computes.
+Must not know: links, clocks (time comes in as an argument), what a step computes, what becomes of a runtime that hangs.
 
-Each rank is sent each step, and holds the same slots. One answers; of the others nothing is heard but that they are ready or
-have failed.
+Each rank is sent each step, and holds the same slots. One answers; the others only report that they are ready or have failed.
+The runtime works on one step at a time: a step's time begins when it is sent, or when the step before it is back.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, assert_never
 
@@ -26,6 +27,9 @@ from layered_llm.domain.messages.supervision import Role, StateReport
 
 WARM_UP_SILENCE_S: Final = 600.0
 """Above what any part of a runtime's opening takes: a matrix that is read from a slow disk, a kernel that is compiled."""
+STEP_DEADLINE_S: Final = 60.0
+STEP_DEADLINE_PER_TOKEN_S: Final = 2.0
+"""Far above what any device takes: a step that is not back by then never comes back."""
 
 
 class RuntimeFailed(Exception):  # noqa: N818 - states what happened
@@ -88,3 +92,33 @@ class RuntimeRanks:
     def _report(self, query: int, rank: int, pid: int) -> StateReport:
         slots = self._open_slots
         return StateReport(query=query, role=Role.RUNTIME, index=rank, pid=pid, open_requests=slots, maps=(("slots", slots),))
+
+
+@attrs.define(eq=False)
+class StepDeadlines:
+    """The steps in flight, oldest first."""
+
+    _allowances_s: deque[float] = attrs.field(init=False, factory=deque)
+    """How long each may take."""
+    _oldest_began_s: float = attrs.field(init=False, default=0.0)
+
+    def sent(self, tokens: int, now_s: float) -> None:
+        """A step that computes so many tokens."""
+        if not self._allowances_s:
+            self._oldest_began_s = now_s
+        self._allowances_s.append(STEP_DEADLINE_S + STEP_DEADLINE_PER_TOKEN_S * tokens)
+
+    def answered(self, now_s: float) -> None:
+        """The oldest one is back."""
+        self._allowances_s.popleft()
+        self._oldest_began_s = now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        return now_s >= self._overdue_s()
+
+    def next_look_s(self, now_s: float) -> float:
+        """When to ask again: before that no step can be overdue, nor one that is sent meanwhile."""
+        return min(self._overdue_s(), now_s + STEP_DEADLINE_S)
+
+    def _overdue_s(self) -> float:
+        return self._oldest_began_s + self._allowances_s[0] if self._allowances_s else math.inf

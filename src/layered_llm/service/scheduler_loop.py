@@ -33,10 +33,9 @@ from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeRanks
+from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeRanks, StepDeadlines
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
-from layered_llm.service.step_deadlines import StepDeadlines
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
 from layered_llm.transport.ports import Garbled, GroupLink, MessageLink, PeerLink, SendOutcome
