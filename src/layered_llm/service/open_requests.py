@@ -67,7 +67,7 @@ class OpenRequests:
             raise InvariantViolated(f"request {request} is open already")
         times = RequestTimes(now_s, choices, max_tokens)
         stream = RequestStream(
-            request, connection, times, tenant, choices, body=request, leave=self.close, count_end=self._count_end
+            request, connection, times, tenant, choices, body=request, leave=self.close, finished=self._finished
         )
         self.streams[request] = stream
         connection.open_requests += 1
@@ -189,6 +189,3 @@ class OpenRequests:
 
     def metrics(self) -> tuple[Measured, ...]:
         return (*metrics_of(self), *metrics_of(self._figures))
-
-    def _count_end(self, reason: FinishReason) -> None:
-        self._finished[reason] += 1

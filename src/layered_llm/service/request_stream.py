@@ -76,8 +76,8 @@ class RequestStream:
     """Choices without a finish reason yet."""
     _leave: Callable[["RequestStream", AbortReason], None] = attrs.field(kw_only=True)
     """Called when it is closed before it is over."""
-    _count_end: Callable[[FinishReason], None] = attrs.field(kw_only=True)
-    """Called once for each choice that the engine has ended: when its end is taken, or is never going to be."""
+    _finished: dict[FinishReason, int] = attrs.field(kw_only=True)
+    """Counts each choice that the engine has ended once: when its end is taken, or is never going to be."""
     incarnation: int = attrs.field(init=False, default=0)
     """How often it was submitted before: what comes of an earlier time is not its own."""
     output_ids: tuple[bytes, ...] = attrs.field(init=False, default=())
@@ -205,7 +205,7 @@ class RequestStream:
         for deltas in self._pending.values():
             if deltas[-1].finish_reason is not FinishReason.RUNNING:  # whoever left before its end was read has aborted it
                 self.finish_reason = FinishReason.ABORT
-                self._count_end(FinishReason.ABORT)
+                self._finished[FinishReason.ABORT] += 1
         self._pending.clear()
         if self._booked_bytes:
             self._give_back()
@@ -236,7 +236,7 @@ class RequestStream:
             waiting = self._pending.pop(choice)
             delta = waiting[0] if len(waiting) == 1 else merged(waiting)
             if delta.finish_reason is not FinishReason.RUNNING:
-                self._count_end(delta.finish_reason)
+                self._finished[delta.finish_reason] += 1
             events.append(delta)
             if self._pending and (size_bytes := size_bytes + size_bytes_of(delta)) >= MOST_BYTES_AT_ONCE:
                 return tuple(events)

@@ -37,7 +37,7 @@ from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeRanks, S
 from layered_llm.service.schedule_trace import ScheduleTrace
 from layered_llm.service.scheduler_figures import SchedulerFigures
 from layered_llm.transport.outbox import Outbox
-from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, peer_name
+from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S
 from layered_llm.transport.ports import Garbled, GroupLink, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog
 
@@ -71,6 +71,10 @@ class SchedulerLoop:
     _texts: Mapping[str, TextId]
     """The text workers by their names on the link: any process of the same user can connect to it."""
     _ranks: RuntimeRanks
+    _names: Mapping[TextId, str] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: {text: name for name, text in self._texts.items()}, takes_self=True)
+    )
+    """The same the other way round."""
     _deadlines: StepDeadlines = attrs.field(factory=StepDeadlines)
     _warnings_of_strangers: SparseLog = attrs.field(factory=SparseLog)
 
@@ -178,7 +182,7 @@ class SchedulerLoop:
             for release in effects.releases:
                 self._trace.released(release, trio.current_time())
         for item in effects.outgoing:
-            outcome = self._links.texts.send_nowait(peer_name(Role.TEXT, item.worker), item.message)
+            outcome = self._links.texts.send_nowait(self._names[item.worker], item.message)
             # One that cannot be reached has died: the supervisor learns of it, and ends this generation for that reason.
             if outcome is SendOutcome.FULL:
                 raise InvariantViolated(f"text worker {item.worker} is full: credit bounds what it is sent")

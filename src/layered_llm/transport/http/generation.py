@@ -187,7 +187,7 @@ def _open_streams(context: HttpContext, exchange: Exchange, request: Asked, *, i
             return api_error.rejection(stream, context.settings.retry_after_s)
         streams.append(stream)
         exchange.streams.append(stream)
-        if is_one_body:
+        if is_one_body and len(streams) > 1:
             stream.join(streams[0].request)
     return tuple(streams)
 
