@@ -1,6 +1,8 @@
+import attrs
 import numpy as np
 import pytest
 
+from layered_llm.domain.columns import pack_i8
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
@@ -121,6 +123,7 @@ def test_the_context_can_be_filled() -> None:
         ("outside the vocabulary", make_step(opened=[open_slot(0, [100])])),
         ("outside the vocabulary", make_step(opened=[open_slot(0, [1], [-1])])),
         ("not open", make_step(pages=[(0, 0, [1])])),
+        ("of group 0 alone", attrs.evolve(make_step(pages=[(1, 0, [1])]), page_groups=pack_i8([1]))),
         ("page id is outside", make_step(pages=[(1, 2, [8])])),
         ("page id is outside", make_step(pages=[(1, 2, [-1])])),
         ("do not fit a table", make_step(pages=[(1, 3, [1])])),

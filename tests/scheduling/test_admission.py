@@ -1,3 +1,4 @@
+import attrs
 import pytest
 
 from layered_llm.domain.errors import InvariantViolated
@@ -150,3 +151,8 @@ def test_a_prompt_of_the_whole_context_and_pool_has_its_one_token() -> None:
     rig.run()
 
     assert ([], [(1, 0)]) == (rig.refused, list(rig.ended))
+
+
+def test_a_runtime_of_several_page_groups_is_our_fault() -> None:
+    with pytest.raises(InvariantViolated, match="the runtime has 2 page groups"):
+        Rig(limits=attrs.evolve(limits(), page_groups=2))

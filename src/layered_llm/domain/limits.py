@@ -18,6 +18,8 @@ class RuntimeLimits:
     """Prompt and output of one choice together; never above `pages * page_size_tokens`."""
     vocabulary_size: int
     """Width of the logits; a token id at or above it is out of vocabulary."""
+    page_groups: int = 1
+    """Groups of layers that share a page table of each slot, and a pool of `pages` pages."""
     decode_tokens: int = 1
     """Most tokens that one row of a choice that decodes may yield: more than 1 where the device runs ahead of itself."""
 

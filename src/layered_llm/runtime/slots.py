@@ -119,6 +119,8 @@ class SlotLedger:
         self._pages[slot] = 0
 
     def _apply_page_deltas(self, step: ExecuteStep) -> None:
+        if any(step.page_groups):
+            raise InvariantViolated(f"pages of groups {list(step.page_groups)} are given, the tables are of group 0 alone")
         counts = int32s(step.page_counts)
         page_ids = int32s(step.page_ids)
         if (counts < 0).any() or int(counts.sum()) != page_ids.size:

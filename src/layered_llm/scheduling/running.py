@@ -34,6 +34,8 @@ class RunningChoices:
     """Starts choices, plans their rows, shares their pages, preempts and ends them."""
 
     def __init__(self, *, limits: RuntimeLimits, policy: SchedulingPolicy) -> None:
+        if limits.page_groups != 1:
+            raise InvariantViolated(f"the runtime has {limits.page_groups} page groups, pages of one are planned")
         self.pages = PageStore(pages=limits.pages, page_size_tokens=limits.page_size_tokens, keeps_prefixes=policy.prefix_cache)
         self._shares_prefixes = policy.shares_prefixes
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])

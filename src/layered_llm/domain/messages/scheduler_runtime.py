@@ -59,6 +59,8 @@ class ExecuteStep(Columnar):
     """Index in the slot's page table where the new ids go: its length appends, less replaces (a prefix found in the cache)."""
     page_ids: bytes = column("i")
     """`page_counts[k]` ids for each row k of the page table deltas, row after row."""
+    page_groups: bytes = column("b", default=b"")
+    """The page group whose table each row k changes; empty where all are of group 0."""
 
     slots: bytes = column("i", "rows")
     starts: bytes = column("i", "rows")
