@@ -71,6 +71,18 @@ def test_a_sampled_token_joins_the_output() -> None:
     assert [9] == table.output_ids(1).tolist()
 
 
+def test_a_run_joins_the_output_and_what_penalties_have_seen_and_no_token_changes_neither() -> None:
+    table = HostSlots(LIMITS)
+    opened = [open_slot(slot, [1, 2], params=sampling(repetition_penalty=1.2)) for slot in (0, 1)]
+    rows = [(0, 0, 2, True), (1, 0, 2, True)]
+    inputs = table.apply(make_step(opened=opened, pages=[(0, 0, [0]), (1, 0, [1])], rows=rows))
+    table.append_sampled(inputs, np.array([8, 9], np.int32), np.array([2, 0]))
+    seen = [choice.seen.ids.tolist() for choice in table.choices.values() if choice.seen is not None]
+
+    assert ([8, 9], []) == (table.output_ids(0).tolist(), table.output_ids(1).tolist())
+    assert [[1, 2, 8, 9], [1, 2]] == seen
+
+
 def test_tokens_are_flattened_row_after_row_with_their_cells() -> None:
     table = table_with_prompt(10, 11, 12, 13, 14, 15)
     flat = table.apply(make_step(opened=[open_slot(0, [20, 21])], pages=[(0, 0, [7])], rows=[(0, 0, 2, True), (1, 3, 3, True)]))
