@@ -7,7 +7,6 @@ that it may yield; what it does not yield is taken back from its choice's planne
 """
 
 import enum
-from operator import attrgetter
 
 import attrs
 
@@ -98,6 +97,8 @@ class PlannedStep:
     """Rows of a step, filled while it is planned and kept until it is acknowledged."""
 
     step: StepId
+    _decode_tokens: int
+    """Most tokens that a row that decodes may yield."""
     retired: list[SlotId] = attrs.field(init=False, factory=list)
     started: list[Sequence] = attrs.field(init=False, factory=list)
     """Choices whose slot the step opens."""
@@ -107,7 +108,7 @@ class PlannedStep:
     rows: list[Sequence] = attrs.field(init=False, factory=list)
     slots: list[SlotId] = attrs.field(init=False, factory=list)
     starts: list[int] = attrs.field(init=False, factory=list)
-    """Where each row starts, of those that decode at the latest: the runtime knows where."""
+    """Where each row starts; GO_ON for those that decode."""
     counts: list[int] = attrs.field(init=False, factory=list)
     sampled: list[Sequence] = attrs.field(init=False, factory=list)
     decode_rows: int = attrs.field(init=False, default=0)
@@ -152,7 +153,7 @@ class PlannedStep:
         self.rows += sequences
         self.sampled += sequences
         self.slots += slots
-        self.starts += map(attrgetter("planned_tokens"), sequences)
+        self.starts += [GO_ON] * len(sequences)
         self.counts += counts
         self._samples += [1] * len(sequences)
         for one, count in zip(sequences, counts, strict=True):
@@ -186,7 +187,7 @@ class PlannedStep:
             page_offsets=pack_i32(self._page_offsets),
             page_ids=pack_i32(self._page_ids),
             slots=pack_i32(self.slots),
-            starts=pack_i32([GO_ON] * self.decode_rows + self.starts[self.decode_rows :]),
+            starts=pack_i32(self.starts),
             counts=pack_i32(self.counts),
             samples=pack_i8(self._samples),
         )
@@ -201,7 +202,7 @@ class PlannedStep:
             most = [*self.counts[: self.decode_rows], *[1] * (known - self.decode_rows)]
             if any(count > limit for count, limit in zip(counts, most, strict=True)):
                 raise InvariantViolated(f"step {self.step} yields {counts.tolist()} tokens, planned are at most {most}")
-        if counts is not None or max(self.counts[: self.decode_rows], default=1) > 1:
+        if counts is not None or self._decode_tokens > 1:
             self.yields = [1] * known if counts is None else counts.tolist()
 
     def unused(self) -> list[int]:
@@ -241,8 +242,8 @@ class PlannedStep:
                 sequence.prompt_logprobs.append(of_row)
 
     def trace(self, *, running: int, waiting: int, pages: PageStore, hold: Hold) -> StepTrace:
-        """Decodes come before chunks of prompts, as they were planned; `running` and `waiting` are choices."""
-        columns = zip(self.slots, self.rows, self.starts, self.counts, strict=True)
+        """To be taken when the step was just planned: decodes, then chunks of prompts. `running` and `waiting` are choices."""
+        columns = zip(self.slots, self.rows, self.counts, strict=True)
         return StepTrace(
             step=self.step,
             rows=tuple(
@@ -250,11 +251,11 @@ class PlannedStep:
                     slot=slot,
                     request=sequence.request,
                     choice=sequence.choice,
-                    start=start,
+                    start=sequence.planned_tokens - count,
                     tokens=count,
                     is_prefill=index >= self.decode_rows,
                 )
-                for index, (slot, sequence, start, count) in enumerate(columns)
+                for index, (slot, sequence, count) in enumerate(columns)
             ),
             retired=tuple(self.retired),
             preempted=tuple((one.request, one.choice) for one in self.preempted),

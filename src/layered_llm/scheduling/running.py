@@ -131,7 +131,7 @@ class RunningChoices:
 
     def plan(self, step: StepId) -> PlannedStep:
         """Empty when nothing is to be run; its retired slots are to be sent, its preempted choices to be queued even then."""
-        planned = PlannedStep(step)
+        planned = PlannedStep(step, self.decode_tokens)
         decodes, chunks = self._work_with_pages(planned)
         if self._replaced and (decodes or chunks or self._retired):
             self._plan_replacements(planned)
