@@ -21,9 +21,8 @@ from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompleted
 from layered_llm.domain.messages.text_scheduler import Admit, StepsTaken, TokenSampling
 from layered_llm.scheduling.core import Scheduler
-from layered_llm.scheduling.pages import PageStore
+from layered_llm.scheduling.pages import NO_STEP, PageStore
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.scheduling.pools import NO_STEP
 
 PAGE_SIZE_TOKENS = 16
 WORKER = TextId(0)

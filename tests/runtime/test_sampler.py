@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime import sampler
+from layered_llm.runtime.host_slots import SampleRow, seen_tokens
 from layered_llm.runtime.philox import uniforms
-from layered_llm.runtime.sample_row import SampleRow, seen_tokens
 from layered_llm.runtime.sampler import best_tokens
 from support.runtime_driver import greedy, sampling
 

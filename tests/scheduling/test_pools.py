@@ -2,7 +2,7 @@ import pytest
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, StepId
-from layered_llm.scheduling.pools import QuarantinePool
+from layered_llm.scheduling.pages import QuarantinePool
 
 
 def test_ids_that_no_step_names_are_free_at_once() -> None:

@@ -9,8 +9,7 @@ from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import PageId, StepId
 from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.invariants import tree_violations
-from layered_llm.scheduling.pages import PageStore
-from layered_llm.scheduling.pools import NO_STEP, count_everywhere
+from layered_llm.scheduling.pages import NO_STEP, PageStore, count_everywhere
 from layered_llm.scheduling.prefix_tree import Node
 
 PAGES = 24

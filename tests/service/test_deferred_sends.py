@@ -2,7 +2,7 @@ import pytest
 
 from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.messages.api_text import Detokenized, TextToApi
-from layered_llm.service.deferred_sends import DeferredSends
+from layered_llm.transport.outbox import DeferredSends
 
 API, OTHER = ApiId(1), ApiId(2)
 

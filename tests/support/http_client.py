@@ -14,8 +14,8 @@ from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
 from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.pages import PageRules
 from layered_llm.transport.http.refusals import Refusals
+from layered_llm.transport.http.request_checks import PageRules
 from layered_llm.transport.http.settings import HttpSettings
 from support.http_engine import FakeEngine
 

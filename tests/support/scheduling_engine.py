@@ -24,9 +24,9 @@ from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
 from layered_llm.runtime.scripts import HashScript
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
+from layered_llm.scheduling.pages import NO_STEP
 from layered_llm.scheduling.plan import NextStep
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.scheduling.pools import NO_STEP
 from support.scheduling_rig import ChoiceKey, policy
 
 FIRST_ID, ID_COUNT = 97, 26

@@ -21,10 +21,9 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.runtime.device import HostDevice
 from layered_llm.runtime.slots import SlotLedger
+from layered_llm.scheduling.pages import QuarantinePool
 from layered_llm.scheduling.plan import PlannedStep
-from layered_llm.scheduling.pools import QuarantinePool
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.engine_client import EngineClient
 from layered_llm.service.open_requests import OpenRequests
 from layered_llm.service.request_stream import Phase, RequestStream
@@ -38,7 +37,7 @@ from layered_llm.testing.scenario_parts import beside, library
 from layered_llm.testing.scenarios import all_scenarios
 from layered_llm.testing.wire_audit import WireAudit
 from layered_llm.text.core import Outgoing, TextCore
-from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.outbox import DeferredSends, Outbox
 
 OPTIONS = InlineEngineOptions(script=hash_script(97, 26))
 DECODING = 6

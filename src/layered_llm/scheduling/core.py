@@ -32,9 +32,9 @@ from layered_llm.scheduling.emission import Effects, Gathered, Outgoing, TokenRo
 from layered_llm.scheduling.flight import AbortReleases, StepsInFlight
 from layered_llm.scheduling.invariants import violations
 from layered_llm.scheduling.open_requests import Load, OpenRequests, QueueDeadlines, judge
+from layered_llm.scheduling.pages import NO_STEP
 from layered_llm.scheduling.plan import Hold, Idle, NextStep, PlannedStep, StepTrace
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.scheduling.pools import NO_STEP
 from layered_llm.scheduling.running import RunningChoices
 from layered_llm.scheduling.sequences import OUTPUT_TOKEN_COST, Phase, Request, Sequence, TextWorker
 from layered_llm.scheduling.statistics import Counters, SchedulerState, SchedulerStatistics, summarize

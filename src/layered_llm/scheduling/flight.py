@@ -13,8 +13,8 @@ import attrs
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId, StepId
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
+from layered_llm.scheduling.pages import NO_STEP
 from layered_llm.scheduling.plan import PlannedStep
-from layered_llm.scheduling.pools import NO_STEP
 
 
 class StepsInFlight:

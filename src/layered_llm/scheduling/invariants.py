@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from layered_llm.domain.ids import PageId
-from layered_llm.scheduling.pools import IdT, PoolCensus, count_everywhere
+from layered_llm.scheduling.pages import IdT, PoolCensus, count_everywhere
 from layered_llm.scheduling.prefix_tree import TOKEN_BYTES, Node
 from layered_llm.scheduling.sequences import Phase, Sequence
 from layered_llm.scheduling.statistics import SchedulerState

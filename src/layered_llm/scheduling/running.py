@@ -18,10 +18,9 @@ from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.budget import Pace, attended_tokens, decode_limit, share_chunks
-from layered_llm.scheduling.pages import PageStore
+from layered_llm.scheduling.pages import NO_STEP, PageStore, PoolCensus, QuarantinePool
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.scheduling.pools import NO_STEP, PoolCensus, QuarantinePool
 from layered_llm.scheduling.sequences import Phase, Sequence
 
 Chunk = tuple[Sequence, int]

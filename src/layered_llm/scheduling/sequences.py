@@ -18,7 +18,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.text_scheduler import Admit
-from layered_llm.scheduling.pools import NO_STEP
+from layered_llm.scheduling.pages import NO_STEP
 from layered_llm.scheduling.prefix_tree import Node
 
 PROMPT_TOKEN_COST: Final = 1

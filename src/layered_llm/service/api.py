@@ -39,8 +39,8 @@ from layered_llm.transport.http.drain import Drain
 from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
 from layered_llm.transport.http.lifespan import LifespanApplication
 from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.pages import PageRules
 from layered_llm.transport.http.refusals import Refusals
+from layered_llm.transport.http.request_checks import PageRules
 from layered_llm.transport.http.settings import About, HttpSettings
 
 BODY_TIMEOUT_S: Final = 60.0

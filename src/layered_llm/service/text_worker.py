@@ -38,11 +38,10 @@ from layered_llm.domain.messages.supervision import (
 )
 from layered_llm.domain.messages.text_scheduler import SchedulerToText, TextToScheduler
 from layered_llm.domain.metrics import metrics_of
-from layered_llm.service.deferred_sends import DeferredSends
 from layered_llm.service.preparations import Preparations, TextHelpers
 from layered_llm.text.core import Outcome, Outgoing, TextCore
 from layered_llm.text.text_statistics import TextStatistics
-from layered_llm.transport.outbox import Outbox
+from layered_llm.transport.outbox import DeferredSends, Outbox
 from layered_llm.transport.peers import HEARTBEAT_INTERVAL_S, api_of_peer, api_peer_name
 from layered_llm.transport.ports import Garbled, MessageLink, PeerLink, SendOutcome
 from layered_llm.transport.sparse_log import SparseLog

@@ -13,7 +13,7 @@ from layered_llm.domain.finish import FinishReason
 from layered_llm.service.settings import Settings, SettingsError
 from layered_llm.service.settings_checks import check_before_start
 from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.pages import Asking, PageRules
+from layered_llm.transport.http.request_checks import Asking, PageRules
 from support.http_client import CHAT, COMPLETIONS, SETTINGS, Call, Exchange, application, get, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 from support.http_server import read_until, running

@@ -30,10 +30,9 @@ from layered_llm.transport.http.incoming_body import BodyRules
 from layered_llm.transport.http.listening import Listening
 from layered_llm.transport.http.openapi.endpoint import Endpoint
 from layered_llm.transport.http.openapi.pages import with_description
-from layered_llm.transport.http.pages import Asking
 from layered_llm.transport.http.refusals import Refusals
 from layered_llm.transport.http.replies import error_reply
-from layered_llm.transport.http.request_checks import HeaderFields, fields_of, refused_body, refused_framing
+from layered_llm.transport.http.request_checks import Asking, HeaderFields, fields_of, refused_body, refused_framing
 from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"

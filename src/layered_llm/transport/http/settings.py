@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from layered_llm.transport.http.pages import PageRules
+from layered_llm.transport.http.request_checks import PageRules
 
 
 @attrs.frozen(kw_only=True)
