@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import attrs
 import pytest
 
 from layered_llm.domain.ids import PageId, SlotId, StepId
-from layered_llm.domain.placement import CacheRoot, Placement
+from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.prefix_tree import Node, PrefixTree
 from layered_llm.scheduling.sequences import Phase, Sequence
@@ -60,8 +59,7 @@ def others_pages_shared(scheduler: Scheduler) -> None:
 
 
 def salt_ignored(scheduler: Scheduler) -> None:
-    sequence = sequence_of(scheduler, 1)
-    sequence.admit = attrs.evolve(sequence.admit, placement=Placement(cache_salt="other"))
+    sequence_of(scheduler, 1).cache_root = CacheRoot(cache_salt="other")
 
 
 def key_of_another_page(scheduler: Scheduler) -> None:

@@ -53,7 +53,7 @@ class Scheduler:
         self._policy = policy
         self._traces = traces
         self._workers: dict[TextId, TextWorker] = {}
-        self._open = OpenRequests(page_size_tokens=limits.page_size_tokens)
+        self._open = OpenRequests(page_size_tokens=limits.page_size_tokens, shares_prefixes=policy.shares_prefixes)
         self._running = RunningChoices(limits=limits, policy=policy)
         order = order_for(policy.admission_order, cached_tokens=self._cached_tokens)
         self._waiting = WaitingQueue(order, max_overtakes=policy.max_overtakes)
@@ -295,7 +295,7 @@ class Scheduler:
         return not (self._policy.prefix_cache and self._open.of(sequence).is_prompt_under_way)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
-        return self._running.pages.find_tokens(self._running.cache_root(sequence), sequence.admit.prompt_ids)
+        return self._running.pages.find_tokens(sequence.cache_root, sequence.admit.prompt_ids)
 
     def _end_all(self, request: Request, reason: FinishReason, gathered: Gathered) -> None:
         for sequence in request.sequences:

@@ -81,7 +81,7 @@ def _shared_pages(state: SchedulerState, sequence: Sequence) -> Iterator[str]:
     while node is not None:
         keys.insert(0, node.key)
         path[:0] = node.pages
-        if node.cache_root != state.running.cache_root(sequence):
+        if node.cache_root != sequence.cache_root:
             yield f"{_name(sequence)} shares pages of {node.cache_root}"
         node = node.parent
     tokens = sequence.shared_pages * state.limits.page_size_tokens

@@ -110,8 +110,9 @@ class Tenants:
 class OpenRequests:
     """Looks requests up, adds them, and drops each with its last choice."""
 
-    def __init__(self, *, page_size_tokens: int) -> None:
+    def __init__(self, *, page_size_tokens: int, shares_prefixes: bool) -> None:
         self._page_size_tokens = page_size_tokens
+        self._shares_prefixes = shares_prefixes
         self._requests: dict[RequestId, Request] = {}
         self.by_id: Mapping[RequestId, Request] = MappingProxyType(self._requests)
         self.tenants = Tenants()
@@ -136,6 +137,7 @@ class OpenRequests:
         """The record of a request that is taken; `least_served` as in `Tenants`."""
         prompt, end_ids = unpack_i32(admit.prompt_ids), frozenset(admit.sampling.end_ids)
         tenant = self.tenants.open_request(admit.placement.tenant, least_served=least_served)
+        cache_root = admit.placement.cache_root(shares_prefixes=self._shares_prefixes)
         sequences = [
             Sequence(
                 admit=admit,
@@ -146,6 +148,7 @@ class OpenRequests:
                 arrival=self._next_arrival + choice,
                 prompt_tokens=len(prompt),
                 plan_limit_tokens=len(prompt) + admit.max_tokens - 1,
+                cache_root=cache_root,
                 end_ids=end_ids,
                 tokens=prompt + unpack_i32(output_ids),
                 output_tokens=rows("i", output_ids),

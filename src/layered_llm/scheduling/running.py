@@ -16,7 +16,6 @@ from operator import attrgetter
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.budget import Pace, attended_tokens, decode_limit, share_chunks
 from layered_llm.scheduling.pages import NO_STEP, PageStore, PoolCensus, QuarantinePool
 from layered_llm.scheduling.plan import PlannedStep
@@ -36,7 +35,6 @@ class RunningChoices:
         if limits.page_groups != 1:
             raise InvariantViolated(f"the runtime has {limits.page_groups} page groups, pages of one are planned")
         self.pages = PageStore(pages=limits.pages, page_size_tokens=limits.page_size_tokens, keeps_prefixes=policy.prefix_cache)
-        self._shares_prefixes = policy.shares_prefixes
         self._slots = QuarantinePool([SlotId(slot) for slot in reversed(range(limits.slots))])
         self._max_choices = policy.max_running_choices
         self._max_step_tokens = policy.max_step_tokens
@@ -95,7 +93,7 @@ class RunningChoices:
                 f"request {sequence.request} starts again while step {sequence.last_step} may sample for it"
             )
         key = sequence.tokens if sequence.reads_cache else sequence.tokens[:1]
-        prefix = self.pages.find(self.cache_root(sequence), key.tobytes())
+        prefix = self.pages.find(sequence.cache_root, key.tobytes())
         missing = self.pages.pages_for(len(sequence.tokens)) - len(prefix.pages)
         left = self.count * self.pages.pages_for(self.decode_tokens)
         if missing + self.pages_promised + left > self.pages.available:
@@ -173,13 +171,10 @@ class RunningChoices:
                 sequence.planned_tokens -= count
         return [count - less for count, less in zip(planned.counts, unused, strict=True)]
 
-    def cache_root(self, sequence: Sequence) -> CacheRoot:
-        return sequence.admit.placement.cache_root(shares_prefixes=self._shares_prefixes)
-
     def distrust(self, sequence: Sequence) -> None:
         """Nobody finds a page any more that the choice computed or read: one of them may be what spoilt its numbers."""
         first_page = sequence.tokens[: self.pages.page_size_tokens]
-        self.pages.forget(self.cache_root(sequence), first_page.tobytes())
+        self.pages.forget(sequence.cache_root, first_page.tobytes())
 
     def _share(self, sequence: Sequence) -> None:
         """Gives full pages to the prefix tree. Where another choice was faster its pages replace the duplicates here."""

@@ -18,6 +18,7 @@ from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import PageId, RequestId, SlotId, StepId, TextId
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.domain.messages.text_scheduler import Admit
+from layered_llm.domain.placement import CacheRoot
 from layered_llm.scheduling.pages import NO_STEP
 from layered_llm.scheduling.prefix_tree import Node
 
@@ -91,6 +92,7 @@ class Sequence:
     plan_limit_tokens: int
     """Where planning ends: the last sampled token is never fed back."""
     end_ids: frozenset[int]
+    cache_root: CacheRoot
     tokens: "array[int]"
     """Prompt and output so far."""
 

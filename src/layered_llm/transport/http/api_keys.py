@@ -71,13 +71,9 @@ class ApiKeys:
     def have_admin(self) -> bool:
         return bool(self.admins)
 
-    @property
-    def are_none(self) -> bool:
-        return not self.known and not self.admins
-
     def holder(self, authorizations: Iterable[str], api_keys: Iterable[str] = ()) -> Holder | ApiError:
         """Whose key is in a request's `Authorization` (RFC 6750) or `X-Api-Key` headers, or why it opens nothing."""
-        if self.are_none:
+        if not self.known and not self.admins:
             return ANYBODY
         presented = {*_bearers(authorizations), *(key.strip() for key in api_keys)} - {""}
         if len(presented) > 1:
@@ -137,7 +133,7 @@ def refused(access: Access, holder: Holder | ApiError, keys: ApiKeys, listening:
 
 
 def _not_admin(holder: Holder, keys: ApiKeys, listening: Listening) -> ApiError | None:
-    if holder.is_admin or (keys.are_none and listening.is_loopback):
+    if holder.is_admin or (listening.is_loopback and not keys.are_needed and not keys.have_admin):
         return None
     if not keys.have_admin:
         return api_error.no_admin_key(is_guarded=keys.are_needed)
