@@ -167,6 +167,34 @@ async def test_a_request_that_is_aborted_while_it_is_prepared_is_never_admitted(
         assert submit(API, 2).request == first.request
 
 
+async def test_a_late_abort_does_not_end_the_preparation_of_a_later_incarnation(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare) as ends:
+        again = attrs.evolve(submit(API, 1, LONG), incarnation=1)
+        await ends.apis[API].send(again)
+        await trio.testing.wait_all_tasks_blocked()
+        await ends.apis[API].send(Abort(request=again.request, reason=AbortReason.CLIENT_GONE))
+        await trio.testing.wait_all_tasks_blocked()
+        workshop.go.set()
+
+        assert [again.request] == await admitted(ends, 1)
+
+
+async def test_what_is_submitted_again_is_prepared_beside_work_that_was_left(autojump_clock: MockClock) -> None:
+    workshop = Workshop()
+    async with text_ends(API, prepare_long=workshop.prepare, is_sized=False) as ends:
+        first = submit(API, 1, LONG)
+        await ends.apis[API].send(first)
+        await ends.apis[API].send(Abort(request=first.request, reason=AbortReason.CLIENT_GONE))
+        await ends.apis[API].send(attrs.evolve(first, incarnation=1))
+        ends.order(EngineSized(limits=LIMITS))
+        await trio.testing.wait_all_tasks_blocked()
+        workshop.go.set()
+
+        assert [first.request] == await admitted(ends, 1)
+        assert 1 == workshop.begun
+
+
 class SlowRenderer:
     """Renders when it is told to."""
 

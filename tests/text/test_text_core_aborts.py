@@ -319,11 +319,11 @@ def test_an_abort_of_an_earlier_incarnation_is_late() -> None:
 
     for request in (preparing, admitted):
         bench.abort(request, incarnation=0)
-    assert (True, (0, 0, 2)) == (bench.core.is_wanted(preparing), aborts(bench))
+    assert (True, (0, 0, 2)) == (bench.core.is_wanted(preparing, 1), aborts(bench))
 
     for request in (preparing, admitted):
         bench.abort(request, incarnation=1)
-    assert (False, (1, 1, 2)) == (bench.core.is_wanted(preparing), aborts(bench))
+    assert (False, (1, 1, 2)) == (bench.core.is_wanted(preparing, 1), aborts(bench))
 
 
 def test_what_the_work_for_an_earlier_incarnation_came_to_is_dropped() -> None:
@@ -335,7 +335,7 @@ def test_what_the_work_for_an_earlier_incarnation_came_to_is_dropped() -> None:
 
     bench.take(bench.core.prepared(preparation.request, earlier.run()))
 
-    assert ([], True) == (bench.orders, bench.core.is_wanted(preparation.request))
+    assert ([], True) == (bench.orders, bench.core.is_wanted(preparation.request, 1))
 
 
 def test_everything_that_is_said_of_a_request_names_its_incarnation() -> None:

@@ -152,11 +152,11 @@ def test_nothing_is_left_of_a_question_that_was_answered() -> None:
 def test_a_question_that_was_left_is_not_wanted_and_not_answered() -> None:
     core = bench()
     answering = core.ask(tokenize(Prompt.of_text("a")))
-    assert core.core.is_wanted(answering.request)
+    assert core.core.is_wanted(answering.request, 0)
 
     core.abort(answering.request)
 
-    assert not core.core.is_wanted(answering.request)
+    assert not core.core.is_wanted(answering.request, 0)
     assert () == core.take(core.core.prepared(answering.request, answering.run())).to_api
     assert 1 == core.core.statistics().counters.aborts_handled
     core.assert_quiescent()
@@ -181,7 +181,7 @@ def test_an_api_that_is_gone_takes_its_questions_along(reason: AbortReason, told
     outgoing = core.take(core.core.api_gone(API, reason))
 
     assert told == len(outgoing.to_api)
-    assert [False, True] == [core.core.is_wanted(answering.request) for answering in (mine, other)]
+    assert [False, True] == [core.core.is_wanted(answering.request, 0) for answering in (mine, other)]
 
 
 @pytest.mark.parametrize(

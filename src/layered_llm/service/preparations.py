@@ -45,8 +45,8 @@ class Preparations:
     """The work that waits or is done aside."""
 
     _helpers: TextHelpers
-    _is_wanted: Callable[[RequestId], bool]
-    """Whether somebody still waits for what the work for a request comes to."""
+    _is_wanted: Callable[[RequestId, int], bool]
+    """Whether somebody still waits for what the work for an incarnation of a request comes to."""
     _done: Callable[[RequestId, Outcome], None]
     """Takes what it came to."""
     _rendering: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
@@ -55,15 +55,15 @@ class Preparations:
     _long: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
     _huge: FairPlaces = attrs.field(init=False, factory=lambda: FairPlaces(1))
     """Both in threads; more of them would take the cores from the runtime."""
-    _aside: dict[RequestId, trio.CancelScope] = attrs.field(init=False, factory=dict)
-    """Around the work that waits for a place or has one."""
+    _aside: dict[tuple[RequestId, int], trio.CancelScope] = attrs.field(init=False, factory=dict)
+    """Around the work that waits for a place or has one, by request and incarnation."""
 
     def begin(self, work: Work, spent_chars: int, nursery: trio.Nursery) -> int:
         """Does short work at once, unless others wait or `spent_chars` of work were done since the last checkpoint.
 
         Returns what it cost. All else is done by turns between tenants.
         """
-        if not self._is_wanted(work.request):
+        if not self._is_wanted(work.request, work.incarnation):
             return 0
         if work.conversation is None:
             cost_chars = _SHORT_WORK_CHARS + work.cost_chars
@@ -74,16 +74,17 @@ class Preparations:
         nursery.start_soon(self._work_aside, work, place)
         return 0
 
-    def leave(self, request: RequestId) -> None:
+    def leave(self, request: RequestId, incarnation: int) -> None:
         """Nobody waits for it any more: it gives up its turn, or its place when what runs in a thread is done."""
-        scope = self._aside.get(request)
+        scope = self._aside.get((request, incarnation))
         if scope is not None:
             scope.cancel(reason=_GONE)
 
     def leave_unwanted(self) -> None:
         """The same for all requests that nobody waits for any more."""
-        for request in [request for request in self._aside if not self._is_wanted(request)]:
-            self.leave(request)
+        for key, scope in self._aside.items():
+            if not self._is_wanted(*key):
+                scope.cancel(reason=_GONE)
 
     async def start_renderer(self) -> None:
         """Has the renderer ready before the first conversation comes."""
@@ -92,14 +93,15 @@ class Preparations:
             await self._helpers.renderer.start()
 
     async def _work_aside(self, work: Work, place: Place) -> None:
+        key = work.request, work.incarnation
         with trio.CancelScope() as scope:
-            if not self._is_wanted(work.request):
+            if not self._is_wanted(*key):
                 scope.cancel(reason=_GONE)
-            self._aside[work.request] = scope
+            self._aside[key] = scope
             try:
                 outcome = await self._in_turn(work, place)
             finally:
-                del self._aside[work.request]
+                del self._aside[key]
             self._done(work.request, outcome)
 
     async def _in_turn(self, work: Work, place: Place) -> Outcome:

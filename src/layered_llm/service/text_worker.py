@@ -133,7 +133,7 @@ class TextWorker:
                             spent_chars += preparations.begin(core.ask(message), spent_chars, nursery)
                         case Abort():
                             self._send(core.abort(message))
-                            preparations.leave(message.request)
+                            preparations.leave(message.request, message.incarnation)
                         case Garbled(reason=reason):
                             if self._errors_of_peers.is_due(trio.current_time()):
                                 logger.error("%s sent what is no message: %s", peer, reason)

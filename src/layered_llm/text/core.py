@@ -101,9 +101,9 @@ class TextCore:
         self._open(question.request, 0)
         return Answering.of(question, PromptReader(question.request, *self._fixed))
 
-    def is_wanted(self, request: RequestId) -> bool:
-        """Whether somebody still waits for what the work for `request` comes to."""
-        return request in self._preparing
+    def is_wanted(self, request: RequestId, incarnation: int) -> bool:
+        """Whether somebody still waits for what the work for this incarnation of `request` comes to."""
+        return self._preparing.get(request) == incarnation
 
     def prepared(self, request: RequestId, outcome: Outcome) -> Outgoing:
         """Takes what the work for `request` came to; it is dropped when the request was left meanwhile."""

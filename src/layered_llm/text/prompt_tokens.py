@@ -126,6 +126,11 @@ class PromptWork:
     """What the template has to render first, by whoever bounds what that costs; the work does it where nobody did."""
     _reader: PromptReader
 
+    @property
+    def incarnation(self) -> int:
+        """Of the request; 0 of a question."""
+        return self._reader.incarnation
+
     def with_rendered(self, rendered: str | TemplateFailed) -> Self:
         """The same work, when the template has rendered the conversation."""
         return attrs.evolve(self, conversation=None, reader=attrs.evolve(self._reader, rendered=rendered))
