@@ -1,13 +1,15 @@
 import subprocess
 import sys
 
+import attrs
 import pytest
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
+from layered_llm.domain.messages.scheduler_runtime import GO_ON
 from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+from layered_llm.runtime.scripts import EchoScript, FailingScript, HashScript, Script
 from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=64, page_size_tokens=4, slots=8, context_tokens=64, vocabulary_size=300)
@@ -195,3 +197,20 @@ def test_a_third_step_is_our_own_fault() -> None:
 def test_to_collect_what_was_not_submitted_is_our_own_fault() -> None:
     with pytest.raises(InvariantViolated, match="none was submitted"):
         scripted().collect()
+
+
+def test_a_row_yields_nothing_after_an_end_id_and_does_not_fail_there() -> None:
+    fails_third = FailingScript(script=ECHO, token=5, position=2)
+    device = ScriptedDevice(
+        limits=attrs.evolve(LIMITS, decode_tokens=3),
+        script=fails_third,
+        pace=ScriptedPace(step_us=0, token_us=0),
+        wait=lambda _seconds: None,
+        now_us=lambda: 0,
+        yields=lambda _step, _slot, most: most,
+    )
+    opened = [open_slot(0, [5, 250], params=greedy(end_ids=(250,)))]
+    execute(device, make_step(opened=opened, pages=[(0, 0, [1, 2])], rows=[(0, 0, 2, True)]))
+    result = execute(device, make_step(2, rows=[(0, GO_ON, 3, True)]))
+
+    assert ([250], b"") == (unpack_i32(result.token_ids).tolist(), result.failed_rows)

@@ -121,16 +121,17 @@ class ScriptedDevice(HostDevice):
         return scripted_prompt_logprobs(choice.prompt_ids, start, count, top, size, missing_ids=choice.missing)
 
     def _row_tokens(self, step: ExecuteStep, inputs: StepInputs, row: int) -> list[tuple[int, LogprobEntries]]:
-        """What the row samples; each token but the last is computed too."""
+        """What the row samples, no further than to an end id; each token but the last is computed too."""
         slot, end, goes_on = int(inputs.slots[row]), int(inputs.ends[row]), unpack_i32(step.starts)[row] == GO_ON
         most, pages = unpack_i32(step.counts)[row] if goes_on else 1, inputs.page_tables[slot]
         sampled: list[tuple[int, LogprobEntries]] = []
+        last_ids = {NOT_FINITE, *self._slots.choices[slot].sampling.end_ids}
         for position in range(end, end + self._yields(step.step, slot, most)):
             if sampled:
                 page, offset = divmod(position - 1, self._limits.page_size_tokens)
                 self._cells[pages[page] * self._limits.page_size_tokens + offset] = sampled[-1][0]
             sampled.append(self._sample(slot, pages, position))
-            if sampled[-1][0] == NOT_FINITE:
+            if sampled[-1][0] in last_ids:
                 break
         return sampled
 

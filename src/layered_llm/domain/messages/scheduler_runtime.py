@@ -43,7 +43,8 @@ class ExecuteStep(Columnar):
     Applied in this order: `retired`, `opened`, the page table deltas, then the rows.
     Row r computes tokens `starts[r] … starts[r] + counts[r] - 1` of its slot (prompt, then output) and, where `samples[r]`
     is 1, samples the token after them. Where `starts[r]` is GO_ON the slot's prefill is complete: the runtime goes on with the
-    slot's last token, wherever that is by now, and yields `counts[r]` tokens at most, for which the slot has pages.
+    slot's last token, wherever that is by now, and yields `counts[r]` tokens at most, for which the slot has pages, and none
+    after an end id: numbers that are not finite there fail no request.
     The runtime appends what it samples to the slot's output by itself: it is never sent back. A row that yields no token leaves
     its slot at its last token. A step without rows only changes state and is answered like any other.
     """
