@@ -128,7 +128,7 @@ class Engine(Protocol):
     async def state(self, *, flush_cache: bool = False) -> EngineState:
         """The state of every process, for `/metrics` and `/debug/state`; never enters the engine's queues.
 
-        With `flush_cache` the pages that only the prefix cache holds are let go of first.
+        With `flush_cache` the pages that only the prefix cache holds are freed first.
 
         Bounded in time: a process that does not answer is named in `silent`; with no supervisor only this process reports.
         """

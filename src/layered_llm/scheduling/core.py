@@ -225,7 +225,7 @@ class Scheduler:
         return gathered.effects(NO_STEP)
 
     def _start_waiting(self) -> Hold:
-        """Starts whom it can; why nobody more."""
+        """Starts choices that wait; says why it starts no more."""
         while self._waiting.request_count:
             if not self._running.has_slot:
                 return Hold.NO_SLOT

@@ -23,7 +23,11 @@ from layered_llm.transport.ports import MessageSink
 
 @attrs.define(eq=False)
 class DeferredSends:
-    """What waits, for the processes that have fallen behind."""
+    """Messages that API processes have not taken yet, each process's in order.
+
+    One that does not take a message at once has fallen behind: what comes later waits, too, until all before it is taken.
+    Nobody else waits for it.
+    """
 
     _take: Callable[[ApiId, TextToApi], bool]
     """Offers a process a message; whether it is done with."""

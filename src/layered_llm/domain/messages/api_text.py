@@ -45,7 +45,7 @@ class Submit:
 
 @attrs.frozen(kw_only=True)
 class Abort:
-    """The scope of the request is gone: free everything it holds, in this process and behind it. No answer is expected."""
+    """The scope of the request is gone: free everything it holds, here and in the engine. No answer is expected."""
 
     request: RequestId
     reason: AbortReason
@@ -147,7 +147,7 @@ class TextEmitted(Columnar):
     choices: bytes = column("i", "rows")
     texts: tuple[str, ...]
     token_counts: bytes = column("i", "rows")
-    """Tokens behind each row; their ids stand in `token_ids`, row after row. May be 0, and text may be "" beside tokens."""
+    """Tokens of each row; their ids are in `token_ids`, row after row. May be 0, and text may be "" beside tokens."""
     token_ids: bytes = column("i")
     finish_reasons: bytes = column("b", "rows")
     """A FinishReason for each row, RUNNING while the choice goes on."""
@@ -157,7 +157,7 @@ class TextEmitted(Columnar):
     ended: bytes = column("q", "ended")
     ended_prompt_tokens: bytes = column("i", "ended")
     ended_completion_tokens: bytes = column("i", "ended")
-    """Sampled tokens of all choices that count: a stop string cuts behind the token that completed it."""
+    """Sampled tokens of all choices that count: a stop string cuts after the token that completed it."""
     ended_cached_tokens: bytes = column("i", "ended")
     ended_errors: tuple[str | None, ...]
     """Why the request failed, None when each choice ended by itself."""

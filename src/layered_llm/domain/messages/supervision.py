@@ -130,7 +130,7 @@ class StateQuery:
 
     query: int
     flush_cache: bool = False
-    """The scheduler first lets go of all pages that only its prefix cache holds."""
+    """The scheduler first frees all pages that only its prefix cache holds."""
 
 
 @attrs.frozen(kw_only=True)

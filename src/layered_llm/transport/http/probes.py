@@ -42,7 +42,7 @@ async def metrics(context: HttpContext) -> Response:
 
 
 async def flush_cache(context: HttpContext) -> Response:
-    """Lets go of every page that only the prefix cache holds; running requests keep theirs."""
+    """Frees every page that only the prefix cache holds; running requests keep theirs."""
     scheduler = debug_state(await context.engine.state(flush_cache=True))["scheduler"]
     if scheduler is None:
         return error_reply(context.engine_lost())

@@ -40,7 +40,7 @@ async def health_generate(context: HttpContext) -> Response:
 
 @attrs.frozen
 class _Probe:
-    """Implements `Asked`: one token behind one token."""
+    """Implements `Asked`: one token after one token."""
 
     prompts: tuple[Prompt, ...] = attrs.field(factory=lambda: (Prompt.of_token_ids([0]),))
     placement: Placement = ANYWHERE
