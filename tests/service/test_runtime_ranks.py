@@ -68,7 +68,7 @@ def test_any_rank_that_fails_is_the_end(rank: str) -> None:
 
 @pytest.mark.parametrize("word", [FAILED, RESULT])
 def test_a_rank_first_says_that_it_is_ready(word: RuntimeToScheduler) -> None:
-    with pytest.raises(InvariantViolated, match="as its first word"):
+    with pytest.raises(InvariantViolated, match="before it was ready"):
         two_ranks((FIRST, ready())).hear(SECOND, word, 1.0)
 
 

@@ -305,8 +305,8 @@ async def test_a_runtime_that_is_ready_twice_is_our_own_fault(autojump_clock: Mo
             await trio.sleep(1.0)
 
 
-async def test_a_runtime_whose_first_word_is_another_is_our_own_fault(autojump_clock: MockClock) -> None:
-    with raises_alone(InvariantViolated, "first word"):
+async def test_a_runtime_that_speaks_of_a_step_before_it_was_ready_is_our_own_fault(autojump_clock: MockClock) -> None:
+    with raises_alone(InvariantViolated, "before it was ready"):
         async with scheduler_ends(StepFailed(step=1, message="no")):  # type: ignore[arg-type]  # a plain number will do
             await trio.sleep(1.0)
 

@@ -94,7 +94,7 @@ class Engine(Protocol):
     """An engine client."""
 
     def status(self) -> EngineStatus:
-        """Where the engine stands now."""
+        """The phase of the engine now, and what it says of it."""
 
     def open(
         self, owner: contextlib.ExitStack, prompt: Prompt, params: SamplingParams, placement: Placement = ANYWHERE

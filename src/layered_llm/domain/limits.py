@@ -1,4 +1,4 @@
-"""What the running engine can hold: decided once by the runtime and the scheduler, then told to everybody.
+"""What the running engine can hold: decided once by the runtime and the scheduler, then sent to everybody.
 
 Must not know: settings, devices.
 """
@@ -8,7 +8,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class RuntimeLimits:
-    """The runtime's first word: what fits its memory and its model."""
+    """What fits the runtime's memory and its model."""
 
     pages: int
     page_size_tokens: int

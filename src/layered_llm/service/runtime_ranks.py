@@ -79,7 +79,7 @@ class RuntimeRanks:
                 self._open_slots = word.open_slots
                 return word
             case RuntimeWarmingUp() | RuntimeReady() | StepFailed() | StepCompleted():
-                when = "after it was ready" if is_ready else "as its first word"
+                when = "after it was ready" if is_ready else "before it was ready"
                 raise InvariantViolated(f"{rank} says {word!r} {when}")
             case _:
                 assert_never(word)
