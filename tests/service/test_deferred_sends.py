@@ -32,25 +32,25 @@ def peers() -> Peers:
 
 
 @pytest.fixture
-def deferred(peers: Peers) -> DeferredSends:
+def deferred(peers: Peers) -> DeferredSends[ApiId, TextToApi]:
     return DeferredSends(peers.take)
 
 
-def test_what_is_taken_at_once_does_not_wait(peers: Peers, deferred: DeferredSends) -> None:
+def test_what_is_taken_at_once_does_not_wait(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     assert deferred.send(OTHER, message(1))
     deferred.retry()
 
     assert [(OTHER, message(1))] == peers.taken
 
 
-def test_what_is_not_taken_waits_and_nobody_else_does(peers: Peers, deferred: DeferredSends) -> None:
+def test_what_is_not_taken_waits_and_nobody_else_does(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     assert not deferred.send(API, message(1))
     assert deferred.send(OTHER, message(2))
 
     assert [(OTHER, message(2))] == peers.taken
 
 
-def test_nothing_overtakes_what_waits(peers: Peers, deferred: DeferredSends) -> None:
+def test_nothing_overtakes_what_waits(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     deferred.send(API, message(1))
     peers.room[API] = 100
 
@@ -61,7 +61,7 @@ def test_nothing_overtakes_what_waits(peers: Peers, deferred: DeferredSends) -> 
     assert [(API, message(number)) for number in (1, 2, 3)] == peers.taken
 
 
-def test_a_process_gets_as_much_as_it_takes_and_the_rest_later(peers: Peers, deferred: DeferredSends) -> None:
+def test_a_process_gets_as_much_as_it_takes_and_the_rest_later(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     deferred.defer(API, [message(number) for number in range(3)])
     for room in (2, 0, 1):
         peers.room[API] = room
@@ -70,7 +70,7 @@ def test_a_process_gets_as_much_as_it_takes_and_the_rest_later(peers: Peers, def
     assert [(API, message(number)) for number in range(3)] == peers.taken
 
 
-def test_a_process_that_caught_up_is_sent_to_at_once_again(peers: Peers, deferred: DeferredSends) -> None:
+def test_a_process_that_caught_up_is_sent_to_at_once_again(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     deferred.send(API, message(1))
     peers.room[API] = 100
     deferred.retry()
@@ -78,7 +78,7 @@ def test_a_process_that_caught_up_is_sent_to_at_once_again(peers: Peers, deferre
     assert deferred.send(API, message(2))
 
 
-def test_what_waits_for_a_process_is_dropped_when_it_dies(peers: Peers, deferred: DeferredSends) -> None:
+def test_what_waits_for_a_process_is_dropped_when_it_dies(peers: Peers, deferred: DeferredSends[ApiId, TextToApi]) -> None:
     deferred.send(API, message(1))
     deferred.drop(API)
     peers.room[API] = 100

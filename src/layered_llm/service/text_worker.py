@@ -71,7 +71,7 @@ class TextWorker:
     _core: TextCore = attrs.field(init=False)
     """Made when the engine's limits are known."""
     _preparations: Preparations = attrs.field(init=False)
-    _deferred: DeferredSends = attrs.field(init=False)
+    _deferred: DeferredSends[ApiId, TextToApi] = attrs.field(init=False)
     """The ends of requests that an API process lost by falling behind; it gets them as soon as it takes messages again."""
     _errors_of_peers: SparseLog = attrs.field(factory=SparseLog)
 

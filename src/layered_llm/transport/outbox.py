@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer, with slots reserved for what must never fail to be sent.
+"""What waits to be sent to a peer: with slots reserved for what must never fail to be sent, or as the peer has fallen behind.
 
 Must not know: sockets, what a message means.
 
@@ -9,55 +9,17 @@ Invariant: pending + reserved <= capacity. A message holds its slot until the li
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, Never, TypeVar
 
 import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.domain.ids import ApiId
-from layered_llm.domain.messages.api_text import TextToApi
 from layered_llm.transport.ports import MessageSink
 
-
-@attrs.define(eq=False)
-class DeferredSends:
-    """Messages that API processes have not taken yet, each process's in order.
-
-    One that does not take a message at once has fallen behind: what comes later waits, too, until all before it is taken.
-    Nobody else waits for it.
-    """
-
-    _take: Callable[[ApiId, TextToApi], bool]
-    """Offers a process a message; whether it is done with."""
-    _waiting: dict[ApiId, deque[TextToApi]] = attrs.field(init=False, factory=dict)
-
-    def send(self, api: ApiId, message: TextToApi) -> bool:
-        """False where the process has fallen behind; the message waits then."""
-        if api not in self._waiting and self._take(api, message):
-            return True
-        self.defer(api, (message,))
-        return False
-
-    def defer(self, api: ApiId, messages: Iterable[TextToApi]) -> None:
-        """They wait for the next `retry`."""
-        self._waiting.setdefault(api, deque()).extend(messages)
-
-    def retry(self) -> None:
-        """Offers every process what it has not taken, as far as it takes it now."""
-        for api, messages in list(self._waiting.items()):
-            while messages and self._take(api, messages[0]):
-                messages.popleft()
-            if not messages:
-                del self._waiting[api]
-
-    def drop(self, api: ApiId) -> None:
-        """The process has died."""
-        self._waiting.pop(api, None)
-
-
 OutT = TypeVar("OutT")
+PeerT = TypeVar("PeerT", bound=Hashable)
 
 ENGINE_OUTBOX_MESSAGES: Final = 1 << 16
 """Far above what open requests, steps in flight and heartbeats add up to: an outbox that is full means a peer that hangs."""
@@ -135,3 +97,39 @@ class Outbox(Generic[OutT]):
         while self._pending:
             await self._waiting_for_empty.park()
         await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False)
+class DeferredSends(Generic[PeerT, OutT]):
+    """Messages that peers have not taken yet, those of each peer in order.
+
+    One that does not take a message at once has fallen behind: what comes later waits, too, until all before it is taken.
+    Nobody else waits for it.
+    """
+
+    _take: Callable[[PeerT, OutT], bool]
+    """Offers a peer a message; whether it is done with."""
+    _waiting: dict[PeerT, deque[OutT]] = attrs.field(init=False, factory=dict)
+
+    def send(self, peer: PeerT, message: OutT) -> bool:
+        """False where the peer has fallen behind; the message waits then."""
+        if peer not in self._waiting and self._take(peer, message):
+            return True
+        self.defer(peer, (message,))
+        return False
+
+    def defer(self, peer: PeerT, messages: Iterable[OutT]) -> None:
+        """They wait for the next `retry`."""
+        self._waiting.setdefault(peer, deque()).extend(messages)
+
+    def retry(self) -> None:
+        """Offers every peer what it has not taken, as far as it takes it now."""
+        for peer, messages in list(self._waiting.items()):
+            while messages and self._take(peer, messages[0]):
+                messages.popleft()
+            if not messages:
+                del self._waiting[peer]
+
+    def drop(self, peer: PeerT) -> None:
+        """The peer has died."""
+        self._waiting.pop(peer, None)
