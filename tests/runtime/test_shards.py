@@ -15,9 +15,10 @@ from layered_llm.runtime.attention import AttentionPlan, ChunkBlock, KvCache
 from layered_llm.runtime.decoder_weights import DecoderWeights, LinearWeights
 from layered_llm.runtime.device import DeviceError
 from layered_llm.runtime.layers import Rotation
-from layered_llm.runtime.matrices import WHOLE, Float32s, Shard
+from layered_llm.runtime.matrices import WHOLE, Shard
 from layered_llm.runtime.model_files import read_model
 from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, in_panels
+from layered_llm.runtime.step_inputs import Float32s
 from layered_llm.runtime.torch_decoder import expand_model
 from layered_llm.runtime.weights import CheckpointReader
 from support.gguf_models import random_model, write_gguf

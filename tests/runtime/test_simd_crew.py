@@ -8,7 +8,7 @@ import pytest
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import LinearWeights
-from layered_llm.runtime.matrices import Float32s, WeightFormat
+from layered_llm.runtime.matrices import WeightFormat
 from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
 from layered_llm.runtime.simd.compiler import load_program
 from layered_llm.runtime.simd.control import TASK_ROWS, Command, TaskWord, Word
@@ -17,6 +17,7 @@ from layered_llm.runtime.simd.linear import scratch_floats
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_kernels import Needs
 from layered_llm.runtime.simd.tasks import gate_up_tasks, tasks_of
+from layered_llm.runtime.step_inputs import Float32s
 from support.eventually import eventually
 from support.runtime_options import KERNEL_CACHE
 from support.simd_kernels import arranged, random_matrix, this_machine

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from layered_llm.runtime.matrices import Float32s, WeightFormat, WeightMatrix, encoded
+from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
 from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, PanelLayout, byte_panels, has_panels, in_panels
 from layered_llm.runtime.simd.attention import AttentionKernels
 from layered_llm.runtime.simd.compiler import compile_module, link
@@ -19,6 +19,7 @@ from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_copy, define_gated, define_rotate
 from layered_llm.runtime.simd.support import panels_for
 from layered_llm.runtime.simd.vectors import VectorModule, Vectors
+from layered_llm.runtime.step_inputs import Float32s
 
 _F32_BYTES = 4
 

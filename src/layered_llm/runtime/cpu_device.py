@@ -15,8 +15,7 @@ from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, StepCompl
 from layered_llm.runtime.device import DeviceError, HostDevice, one_line
 from layered_llm.runtime.host_sampler import HostSampler
 from layered_llm.runtime.host_slots import HostSlots
-from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.step_inputs import StepInputs
+from layered_llm.runtime.step_inputs import Float32s, StepInputs
 from layered_llm.runtime.step_model import NOTHING_SAMPLED, Sampled, Sampler, StepModel
 
 

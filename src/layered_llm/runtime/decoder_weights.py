@@ -8,9 +8,9 @@ from typing import Final
 
 import attrs
 
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.panels import Matrix
+from layered_llm.runtime.step_inputs import Float32s
 
 _FP32_BYTES: Final = 4
 

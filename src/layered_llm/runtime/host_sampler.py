@@ -11,9 +11,8 @@ from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
 from layered_llm.runtime.host_slots import HostSlots, SampleRow, tokens_looked_at
 from layered_llm.runtime.logit_adjustments import mask_missing
 from layered_llm.runtime.logprobs import first_logprob, following_logprobs, has_nan, raw_logprobs
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.sampler import best_tokens, sample_tokens
-from layered_llm.runtime.step_inputs import StepInputs
+from layered_llm.runtime.step_inputs import Float32s, StepInputs
 from layered_llm.runtime.step_model import Sampled
 
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.host_slots import SampleRow, SeenTokens
-from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.step_inputs import Int64s
+from layered_llm.runtime.step_inputs import Float32s, Int64s
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 

@@ -16,8 +16,7 @@ from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.logprobs import LogprobColumns
 from layered_llm.runtime.host_slots import SampleRow
 from layered_llm.runtime.logit_adjustments import mask_missing
-from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.step_inputs import Int32s, Int64s
+from layered_llm.runtime.step_inputs import Float32s, Int32s, Int64s
 
 _BLOCK_IDS: Final = 256
 _BLOCK_TOKENS: Final = 128

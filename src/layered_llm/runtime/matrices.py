@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
+from layered_llm.runtime.step_inputs import Float32s
 
 Bytes = NDArray[np.uint8]
-Float32s = NDArray[np.float32]
 
 
 class WeightFormat(enum.Enum):

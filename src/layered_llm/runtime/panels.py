@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.matrices import Bytes, Float32s, WeightFormat, WeightMatrix
+from layered_llm.runtime.matrices import Bytes, WeightFormat, WeightMatrix
+from layered_llm.runtime.step_inputs import Float32s
 
 PANEL_ROWS: Final = 4
 """Of the layout for products of fp32 numbers."""

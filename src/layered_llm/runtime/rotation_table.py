@@ -12,8 +12,8 @@ from typing import Final, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, RopeScaling
+from layered_llm.runtime.step_inputs import Float32s
 
 Float64s = NDArray[np.float64]
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.host_slots import SampleRow
 from layered_llm.runtime.logit_adjustments import adjust_logits
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.philox import uniforms
-from layered_llm.runtime.step_inputs import Int32s, Int64s
+from layered_llm.runtime.step_inputs import Float32s, Int32s, Int64s
 
 Float64s = NDArray[np.float64]
 

@@ -15,6 +15,7 @@ from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
 
 
 def int32s(packed: bytes) -> Int32s:

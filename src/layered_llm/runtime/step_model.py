@@ -10,8 +10,7 @@ import attrs
 import numpy as np
 
 from layered_llm.domain.messages.logprobs import LogprobColumns, PromptLogprobs
-from layered_llm.runtime.matrices import Float32s
-from layered_llm.runtime.step_inputs import Int32s, StepInputs
+from layered_llm.runtime.step_inputs import Float32s, Int32s, StepInputs
 
 
 class StepModel(Protocol):

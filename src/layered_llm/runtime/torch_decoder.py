@@ -12,10 +12,9 @@ from layered_llm.runtime.attention import KvCache, plan_attention
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from layered_llm.runtime.device import go_on
 from layered_llm.runtime.layers import CausalLm, DecoderLayer, GatedMlp, Linear, RmsNorm, SelfAttention
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.rotation_table import RotationTable
-from layered_llm.runtime.step_inputs import StepInputs
+from layered_llm.runtime.step_inputs import Float32s, StepInputs
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -16,8 +16,9 @@ from typing import Final
 import attrs
 import numpy as np
 
-from layered_llm.runtime.matrices import WHOLE, Float32s, Shard, Split, WeightFormat, WeightMatrix, encoded, merged
+from layered_llm.runtime.matrices import WHOLE, Shard, Split, WeightFormat, WeightMatrix, encoded, merged
 from layered_llm.runtime.panels import Matrix
+from layered_llm.runtime.step_inputs import Float32s
 from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor, listed
 
 _MOST_MISSING: Final = 1000

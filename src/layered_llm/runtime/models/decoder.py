@@ -12,9 +12,10 @@ from layered_llm.runtime.decoder_weights import (
     LayerWeights,
     LinearWeights,
 )
-from layered_llm.runtime.matrices import Float32s, Split
+from layered_llm.runtime.matrices import Split
 from layered_llm.runtime.model_config import GatedSpec, LayerSpec, ModelConfig, gated
 from layered_llm.runtime.panels import Matrix
+from layered_llm.runtime.step_inputs import Float32s
 from layered_llm.runtime.weights import CheckpointReader
 
 _EMBEDDING: Final = "model.embed_tokens.weight"

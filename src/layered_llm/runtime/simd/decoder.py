@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.model_config import ModelConfig
 from layered_llm.runtime.rotation_table import RotationTable
 from layered_llm.runtime.simd.attention import scratch_bytes
@@ -25,7 +24,7 @@ from layered_llm.runtime.simd.machine import LINE_BYTES
 from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, address_of, whole_lines
 from layered_llm.runtime.simd.step_kernels import Needs
 from layered_llm.runtime.simd.tasks import ModelTables
-from layered_llm.runtime.step_inputs import Int64s, StepInputs
+from layered_llm.runtime.step_inputs import Float32s, Int64s, StepInputs
 
 
 def needs_of(weights: DecoderWeights, pool: KvPool) -> Needs:

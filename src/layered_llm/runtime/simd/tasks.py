@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.runtime.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
-from layered_llm.runtime.matrices import Float32s
 from layered_llm.runtime.panels import Matrix, PanelLayout, PanelMatrix, has_panels
 from layered_llm.runtime.simd.control import TASK_ROWS, LayerWord, TaskWord
 from layered_llm.runtime.simd.digits import DIGITS_COLUMNS
 from layered_llm.runtime.simd.memory_blocks import address_of
 from layered_llm.runtime.simd.step_kernels import FORMAT_NUMBERS
+from layered_llm.runtime.step_inputs import Float32s
 
 Int64s = NDArray[np.int64]
 
