@@ -13,7 +13,7 @@ import attrs
 from benchmarks.peers.model_files import FORMATS, HUGGING_FACE
 from benchmarks.worker_process import ROOT
 
-from layered_llm.service.checkpoint import default_gguf
+from layered_llm.service.model.checkpoint import default_gguf
 
 TRANSFORMERS: Final = "transformers"
 LLAMA: Final = "llama.cpp"

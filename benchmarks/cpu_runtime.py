@@ -28,11 +28,11 @@ from benchmarks.peers.protocol import Setup
 from benchmarks.peers.roofline_engine import Roofline
 from tqdm import tqdm
 
-from layered_llm.runtime.model_config import ModelConfig
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.process_limits import available_cores
-from layered_llm.service.settings import load
-from layered_llm.service.supervisor_loop import find_checkpoint
+from layered_llm.runtime.cpu.process_limits import available_cores
+from layered_llm.runtime.models.model_config import ModelConfig
+from layered_llm.runtime.models.model_files import read_model
+from layered_llm.service.settings.settings import load
+from layered_llm.service.supervisor.supervisor_loop import find_checkpoint
 
 CONTEXT_TOKENS: Final = 200
 PROMPT_TOKENS: Final = 512

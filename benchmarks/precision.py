@@ -39,10 +39,10 @@ from benchmarks.peers.transformers_reference import Reference, write_plain
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.process_limits import available_cores
-from layered_llm.service.settings import load
-from layered_llm.service.supervisor_loop import find_checkpoint
+from layered_llm.runtime.cpu.process_limits import available_cores
+from layered_llm.runtime.models.model_files import read_model
+from layered_llm.service.settings.settings import load
+from layered_llm.service.supervisor.supervisor_loop import find_checkpoint
 from layered_llm.text.checkpoint_text import CheckpointFiles
 
 TEXT: Final = Path(__file__).parent / "texts" / "precision.txt"

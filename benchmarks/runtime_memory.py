@@ -9,14 +9,14 @@ from pathlib import Path
 
 import attrs
 
-import layered_llm.runtime.cpu_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
-from layered_llm.runtime.model_files import read_model
+import layered_llm.runtime.cpu.cpu_opening  # noqa: F401 - so that it counts among the imports; opening imports it late
+from layered_llm.runtime.cpu.pool_size import bytes_of_page
+from layered_llm.runtime.models.model_files import read_model
 from layered_llm.runtime.opening import open_device
-from layered_llm.runtime.pool_size import bytes_of_page
-from layered_llm.service.checkpoint import is_on_hub, resolve
-from layered_llm.service.hub import fetch
-from layered_llm.service.runtime import monotonic_us, runtime_options
-from layered_llm.service.settings import load
+from layered_llm.service.model.checkpoint import is_on_hub, resolve
+from layered_llm.service.model.hub import fetch
+from layered_llm.service.settings.settings import load
+from layered_llm.service.workers.runtime import monotonic_us, runtime_options
 
 _KIB = 1024
 

@@ -41,8 +41,8 @@ With --beside CHECKOUT, the start of both servers, and the memory of all their p
 IMPORTS = {
     "import layered_llm": "import layered_llm",
     "import torch": "import torch",
-    "import of the runtime process": "import layered_llm.service.runtime, layered_llm.runtime.cpu_opening",
-    "import of the API process": "import layered_llm.service.serve",
+    "import of the runtime process": "import layered_llm.service.workers.runtime, layered_llm.runtime.cpu.cpu_opening",
+    "import of the API process": "import layered_llm.service.server.serve",
 }
 READY = "server ready"
 ALL_PROCESSES = "memory of all processes"

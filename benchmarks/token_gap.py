@@ -19,7 +19,7 @@ from benchmarks.server_process import local_server
 
 from layered_llm.client import AsyncChatClient
 from layered_llm.client.bench.statistics import Distribution, describe
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings.settings import Settings
 
 HELP = """\
 Starts two servers with the default model, one with default settings and one with --max-token-gap-ms 0. Each is sent prompts of

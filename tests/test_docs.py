@@ -9,12 +9,12 @@ import attrs
 import pytest
 
 from layered_llm.client.bench import add_bench_arguments
-from layered_llm.service import command_flags
 from layered_llm.service.chat.flags import add_chat_arguments
-from layered_llm.service.settings import Settings, add_arguments
-from layered_llm.service.settings_sources import CONFIG_VARIABLE, variable
+from layered_llm.service.settings import command_flags
+from layered_llm.service.settings.settings import Settings, add_arguments
+from layered_llm.service.settings.settings_sources import CONFIG_VARIABLE, variable
 from layered_llm.transport.http.endpoints import all_endpoints
-from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS
+from layered_llm.transport.http.openai.schema.endpoint_fields import CHAT, COMPLETIONS
 from support.markdown import REPOSITORY, is_shown
 from support.settings_page import WIDTH, page
 

@@ -1,3 +1,4 @@
+import ast
 import importlib
 import pkgutil
 import shutil
@@ -5,6 +6,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,11 +48,15 @@ def test_every_import_contract_holds() -> None:
         ("text/tokenizer.py", "import torch", "text: no HTTP, ZMQ, tensors or event loops"),
         ("scheduling/pages.py", "from layered_llm.text import core", "service over text | scheduling | runtime | transport"),
         ("scheduling/pages.py", "import random", "scheduling: domain only"),
-        ("runtime/slots.py", "import trio", "runtime: no HTTP, ZMQ, text or event loops"),
+        ("runtime/device/slots.py", "import trio", "runtime: no HTTP, ZMQ, text or event loops"),
         ("transport/codec.py", "from layered_llm.service import settings", "service over text | scheduling | runtime"),
-        ("transport/http/sse.py", "import zmq", "only transport.zmq_socket imports zmq"),
-        ("service/serve.py", "import torch", "only runtime imports torch"),
-        ("service/serve.py", "import layered_llm.transport.http.openai_schema.requests", "only the HTTP endpoints import"),
+        ("transport/http/exchange/sse.py", "import zmq", "only transport.zmq_socket imports zmq"),
+        ("service/server/serve.py", "import torch", "only runtime imports torch"),
+        (
+            "service/server/serve.py",
+            "import layered_llm.transport.http.openai.schema.requests",
+            "only the HTTP endpoints import",
+        ),
         ("helpers/__init__.py", "", "service over text | scheduling | runtime | transport"),
     ],
 )
@@ -79,14 +85,14 @@ def imported_by(module: str) -> set[str]:
         ("layered_llm.domain.messages.api_text", HEAVY),
         ("layered_llm.scheduling.core", HEAVY | {"numpy", "msgspec"}),
         ("layered_llm.text.core", HEAVY - {"jinja2", "tokenizers", "asyncio"}),
-        ("layered_llm.runtime.scripted", HEAVY),
+        ("layered_llm.runtime.scripted.scripted_device", HEAVY),
         ("layered_llm.transport.links", HEAVY - {"trio", "zmq", "asyncio"}),
         ("layered_llm.transport.http.application", {"torch", "transformers", "tokenizers", "zmq"}),
-        ("layered_llm.service.scheduler", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
-        ("layered_llm.service.text", {"quart", "torch", "transformers"}),
-        ("layered_llm.service.runtime", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
-        ("layered_llm.service.supervisor_loop", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
-        ("layered_llm.service.api", {"tokenizers", "torch", "transformers"}),
+        ("layered_llm.service.workers.scheduler", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
+        ("layered_llm.service.workers.text", {"quart", "torch", "transformers"}),
+        ("layered_llm.service.workers.runtime", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
+        ("layered_llm.service.supervisor.supervisor_loop", {"jinja2", "quart", "tokenizers", "torch", "transformers"}),
+        ("layered_llm.service.server.api", {"tokenizers", "torch", "transformers"}),
     ],
 )
 def test_a_process_does_not_load_what_it_must_not_know(module: str, absent: set[str]) -> None:
@@ -130,3 +136,31 @@ def test_the_check_of_messages_finds_what_it_is_for() -> None:
     assert [Any] == unsafe_parts(tuple[Any, ...])
     assert [] == unsafe_parts(tuple[tuple[str, int | None], ...])
     assert len(list(message_classes())) > 20
+
+
+def imports_between_folders() -> dict[str, set[str]]:
+    """For each folder of the package the other folders that its modules import from, as paths."""
+    source = Path(layered_llm.__file__).parent
+    folders: dict[str, set[str]] = {}
+    for file in source.rglob("*.py"):
+        here = str(file.parent.relative_to(source))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("layered_llm."):
+                for name in node.names:
+                    path = source.joinpath(*f"{node.module}.{name.name}".split(".")[1:])
+                    module = path if path.with_suffix(".py").exists() or path.is_dir() else path.parent
+                    there = module if module.is_dir() else module.parent
+                    folders.setdefault(here, set()).add(str(there.relative_to(source)))
+    return {folder: others - {folder} for folder, others in folders.items()}
+
+
+def test_no_folder_imports_from_one_that_imports_from_it() -> None:
+    tuple(TopologicalSorter(imports_between_folders()).static_order())  # raises CycleError
+
+
+def test_a_circle_of_folders_is_seen() -> None:
+    folders = imports_between_folders()
+    folders["domain"] = {"service"}
+
+    with pytest.raises(CycleError):
+        tuple(TopologicalSorter(folders).static_order())

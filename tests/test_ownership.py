@@ -13,17 +13,17 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 NURSERY_FIELDS = {
     "service/library/background.py:_Running": "for jobs from other threads, which start inside of the block that opened it",
-    "transport/http/connection.py:Exchange": "handed to the handlers of one exchange, which is opened and closed around them",
+    "transport/http/exchange/connection.py:Exchange": "handed to the handlers of one exchange, opened and closed around them",
 }
 SHIELDS_WITHOUT_DEADLINE = {
-    "service/embedded.py:_run_runtime": "a thread cannot be cancelled; the context is shut down under it, which ends it",
-    "service/embedded.py:open": "the engine outlives what cancels its user; the block that yields it cancels this scope itself",
+    "service/server/embedded.py:_run_runtime": "a thread cannot be cancelled; the context is shut down under it, which ends it",
+    "service/server/embedded.py:open": "the engine outlives what cancels its user; the block that yields it cancels this scope",
     "service/library/opening.py:_open_process_client": "as in embedded.py",
-    "service/engine_host.py:_stay_until": "gets its deadline when the server leaves, from a task beside it",
+    "service/server/engine_host.py:_stay_until": "gets its deadline when the server leaves, from a task beside it",
 }
 BROAD_HANDLERS = {
     "service/chat/host.py:_run": "the end of a thread: the exception is raised again in the one that waits for it",
-    "service/own_thread.py:run": "the same",
+    "service/processes/own_thread.py:run": "the same",
 }
 FORBIDDEN_CALLS = ("create_task", "ensure_future", "spawn_system_task", "start_thread_soon", "start_guest_run")
 

@@ -12,22 +12,22 @@ from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.attention import KvCache
-from layered_llm.runtime.decoder_weights import DecoderWeights
-from layered_llm.runtime.host_slots import HostSlots
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.panels import in_panels
-from layered_llm.runtime.process_limits import available_cores
-from layered_llm.runtime.simd.compiler import load_program
-from layered_llm.runtime.simd.crew import Crew
-from layered_llm.runtime.simd.decoder import SimdDecoder, needs_of
-from layered_llm.runtime.simd.kv_pool import KvPool
-from layered_llm.runtime.simd.machine import Machine
-from layered_llm.runtime.simd.memory_blocks import HugePages
-from layered_llm.runtime.simd.support import find_support, panels_for
-from layered_llm.runtime.step_model import StepModel
-from layered_llm.runtime.torch_decoder import TorchDecoder, expand_model
-from layered_llm.runtime.weights import CheckpointReader, as_it_is
+from layered_llm.runtime.checkpoint.panels import in_panels
+from layered_llm.runtime.checkpoint.weights import CheckpointReader, as_it_is
+from layered_llm.runtime.cpu.process_limits import available_cores
+from layered_llm.runtime.cpu.simd.compiler import load_program
+from layered_llm.runtime.cpu.simd.crew import Crew
+from layered_llm.runtime.cpu.simd.decoder import SimdDecoder, needs_of
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine
+from layered_llm.runtime.cpu.simd.kv_pool import KvPool
+from layered_llm.runtime.cpu.simd.memory_blocks import HugePages
+from layered_llm.runtime.cpu.simd.support import find_support, panels_for
+from layered_llm.runtime.cpu.torch_attention import KvCache
+from layered_llm.runtime.cpu.torch_decoder import TorchDecoder, expand_model
+from layered_llm.runtime.device.host_slots import HostSlots
+from layered_llm.runtime.device.step_model import StepModel
+from layered_llm.runtime.models.decoder_weights import DecoderWeights
+from layered_llm.runtime.models.model_files import read_model
 
 PAGE_TOKENS: Final = 16
 _GREEDY: Final = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())

@@ -18,12 +18,12 @@ from layered_llm.domain.ids import RequestId, TextId
 from layered_llm.domain.limits import EngineLimits
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Submit, TextEmitted
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
-from layered_llm.service.api import build_api
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.request_stream import TextConnection
-from layered_llm.service.settings import load
-from layered_llm.transport.http.listening import bind_sockets
-from layered_llm.transport.http.serving import serve
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.request_stream import TextConnection
+from layered_llm.service.server.api import build_api
+from layered_llm.service.settings.settings import load
+from layered_llm.transport.http.hypercorn_server.listening import bind_sockets
+from layered_llm.transport.http.hypercorn_server.serving import serve
 from layered_llm.transport.outbox import Outbox
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -16,11 +16,11 @@ from layered_llm.domain.columns import pack_i8, pack_i32, unpack_f32, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.device import Device
+from layered_llm.runtime.device.device import Device
 from layered_llm.runtime.opening import open_device
-from layered_llm.service.runtime import monotonic_us, runtime_options
-from layered_llm.service.settings import let_threads_sleep, load
-from layered_llm.service.supervisor_loop import find_checkpoint
+from layered_llm.service.settings.settings import let_threads_sleep, load
+from layered_llm.service.supervisor.supervisor_loop import find_checkpoint
+from layered_llm.service.workers.runtime import monotonic_us, runtime_options
 
 GREEDY = TokenSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, min_tokens=0, end_ids=())
 KV_ITEM_BYTES = {"float32": 4, "float16": 2}

@@ -6,10 +6,10 @@ from typing import Final
 
 from llvmlite import binding
 
-from layered_llm.runtime.simd.compiler import compile_module, link
-from layered_llm.runtime.simd.emitter import CodeModule, Int
-from layered_llm.runtime.simd.machine import Machine
-from layered_llm.runtime.simd.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
+from layered_llm.runtime.cpu.simd.compiler import compile_module, link
+from layered_llm.runtime.cpu.simd.kernels.emitter import CodeModule, Int
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine
+from layered_llm.runtime.cpu.simd.kernels.vectors import F32_BYTES, Accumulator, Vector, VectorModule, Vectors
 
 MULTIPLY_CHAINS: Final = 12
 """Independent sums: more than units times latency of an FMA on x86-64, and with both factors few enough for 16 registers."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from layered_llm.runtime.gguf_model import GgufModel
+from layered_llm.runtime.models.gguf_model import GgufModel
 
 
 def write_plain(checkpoint: Path, directory: Path) -> None:

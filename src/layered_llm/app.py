@@ -11,11 +11,11 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.settings import Settings, SettingsError, ignored_variables, left_to_hypercorn, load
-from layered_llm.service.supervisor_process import SupervisorAhead, start_ahead
+from layered_llm.service.settings.settings import Settings, SettingsError, ignored_variables, left_to_hypercorn, load
+from layered_llm.service.supervisor.supervisor_process import SupervisorAhead, start_ahead
 
 if TYPE_CHECKING:
-    from layered_llm.transport.http.lifespan import LifespanApplication
+    from layered_llm.transport.http.hypercorn_server.lifespan import LifespanApplication
 
 
 def _is_not_hypercorns(record: logging.LogRecord) -> bool:
@@ -37,7 +37,7 @@ def _application() -> "LifespanApplication":
             ahead.end()
         if not isinstance(error, SettingsError):
             raise
-        from layered_llm.service.api import is_first_worker  # noqa: PLC0415 - as below
+        from layered_llm.service.server.api import is_first_worker  # noqa: PLC0415 - as below
 
         sys.exit(f"layered-llm: {error}" if is_first_worker() else 1)
 
@@ -45,10 +45,10 @@ def _application() -> "LifespanApplication":
 def _built(settings: Settings, ahead: SupervisorAhead | None) -> "LifespanApplication":
     """Raises SettingsError."""
     # Imported while the engine's processes start.
-    from layered_llm.service.api import build_api, is_first_worker  # noqa: PLC0415 - as said above
-    from layered_llm.service.cli_parser import say  # noqa: PLC0415 - as said above
-    from layered_llm.service.engine_process import set_up_logging  # noqa: PLC0415 - as said above
-    from layered_llm.transport.http.hypercorn_workarounds import worker  # noqa: PLC0415 - as said above
+    from layered_llm.service.processes.engine_process import set_up_logging  # noqa: PLC0415 - as said above
+    from layered_llm.service.server.api import build_api, is_first_worker  # noqa: PLC0415 - as said above
+    from layered_llm.service.settings.cli_parser import say  # noqa: PLC0415 - as said above
+    from layered_llm.transport.http.hypercorn_server import worker  # noqa: PLC0415 - as said above
 
     worker.survive_sigterm_in_spawned_worker()
     api = build_api(settings, ahead)

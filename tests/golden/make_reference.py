@@ -13,7 +13,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from layered_llm.service.checkpoint import default_gguf
+from layered_llm.service.model.checkpoint import default_gguf
 from support.hugging_face import write_hugging_face
 
 HELP = """\

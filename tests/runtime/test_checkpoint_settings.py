@@ -14,9 +14,9 @@ from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from layered_llm.runtime import rotation_table
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.model_config import ModelConfigError, WindowAttention
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.models import rotation_table
+from layered_llm.runtime.models.model_config import ModelConfigError, WindowAttention
 from layered_llm.runtime.models.registry import FAMILIES, family_of
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_logits

@@ -12,9 +12,9 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.device import DeviceError
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.device.device import DeviceError
 from support.logits import Recorder, record, replace_model
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy, reference_logits
 from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling

@@ -7,7 +7,7 @@ import pytest
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
-from layered_llm.runtime.host_slots import HostSlots
+from layered_llm.runtime.device.host_slots import HostSlots
 from support.runtime_driver import make_step, open_slot
 
 CONTEXT: Final = 18

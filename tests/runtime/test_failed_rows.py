@@ -13,8 +13,8 @@ from layered_llm.domain.columns import unpack_f32, unpack_i8, unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import make_checkpoint
 from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 from support.runtime_options import make_options

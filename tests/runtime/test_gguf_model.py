@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from layered_llm.runtime import cpu_opening
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.gguf_model import GgufModel
-from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.stored_tensors import CheckpointError
+from layered_llm.runtime.checkpoint.matrices import WeightFormat
+from layered_llm.runtime.checkpoint.stored_tensors import CheckpointError
+from layered_llm.runtime.cpu import cpu_opening
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.device.device import DeviceError
+from layered_llm.runtime.models.gguf_model import GgufModel
 from support.gguf_models import random_model, write_gguf
 from support.logits import answer
 from support.runtime_checkpoints import LLAMA3_ROPE, reference_logits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from layered_llm.runtime.logprobs import _likeliest, log_softmax
+from layered_llm.runtime.sampling.logprobs import _likeliest, log_softmax
 
 
 def by_sorting(row: NDArray[np.float32], count: int) -> list[int]:

@@ -7,9 +7,9 @@ from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, Repetition
 
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.host_slots import SampleRow, SeenTokens, tokens_looked_at
-from layered_llm.runtime.logit_adjustments import adjust_logits
-from layered_llm.runtime.sampler import sample_tokens
+from layered_llm.runtime.device.host_slots import SampleRow, SeenTokens, tokens_looked_at
+from layered_llm.runtime.sampling.logit_adjustments import adjust_logits
+from layered_llm.runtime.sampling.sampler import sample_tokens
 from support.runtime_driver import greedy, sampling
 
 VOCABULARY = 200

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.host_slots import SampleRow
-from layered_llm.runtime.logprobs import log_softmax, raw_logprobs
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.device.host_slots import SampleRow
+from layered_llm.runtime.sampling.logprobs import log_softmax, raw_logprobs
 from support.logprobs import Pairs, pairs_of
 from support.runtime_checkpoints import make_checkpoint, reference_logits
 from support.runtime_driver import Driver, greedy, open_slot, sampling

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded, merged
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.checkpoint.matrices import WeightFormat, WeightMatrix, encoded, merged
+from layered_llm.runtime.device.step_inputs import Float32s
 
 TYPES = {
     WeightFormat.F32: Type.F32,

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 import pytest
 
-from layered_llm.runtime.config_json import find_config_json
-from layered_llm.runtime.model_config import (
+from layered_llm.runtime.models.config_json import find_config_json
+from layered_llm.runtime.models.model_config import (
     ExpertsSpec,
     FullAttention,
     GatedSpec,
@@ -19,7 +19,7 @@ from layered_llm.runtime.model_config import (
     WindowAttention,
     refuse_layers,
 )
-from layered_llm.runtime.model_files import read_model
+from layered_llm.runtime.models.model_files import read_model
 from layered_llm.runtime.models.registry import family_of
 
 RAW: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.runtime.device import Device, DeviceError
+from layered_llm.runtime.device.device import Device, DeviceError
 from layered_llm.runtime.opening import open_device
 from support.runtime_driver import generate
 from support.runtime_options import make_options, make_script_options

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.matrices import Bytes, WeightFormat, WeightMatrix
-from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, PanelMatrix, byte_panels, has_panels, scales_of
+from layered_llm.runtime.checkpoint.matrices import Bytes, WeightFormat, WeightMatrix
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, PanelLayout, PanelMatrix, byte_panels, has_panels, scales_of
 from support.simd_kernels import random_matrix
 
 BLOCK_FORMATS = [weight_format for weight_format in WeightFormat if weight_format.block_columns > 1]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from layered_llm.runtime.philox import philox, uniforms
+from layered_llm.runtime.sampling.philox import philox, uniforms
 
 KNOWN_ANSWERS = [
     ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.pool_size import chosen_context, size_pool
+from layered_llm.runtime.cpu.pool_size import chosen_context, size_pool
+from layered_llm.runtime.device.device import DeviceError
 from support.runtime_options import make_options
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.runtime.process_limits import available_cores
+from layered_llm.runtime.cpu.process_limits import available_cores
 
 V2 = "sys/fs/cgroup"
 NESTED = "0::/system.slice/llm.service\n"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.runtime.process_limits import available_bytes
+from layered_llm.runtime.cpu.process_limits import available_bytes
 
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 

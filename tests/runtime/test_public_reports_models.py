@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from layered_llm.runtime.cpu_opening import open_cpu_device
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import LLAMA3_ROPE, make_checkpoint, reference_greedy
 from support.runtime_driver import generate
 from support.runtime_options import make_options

@@ -1,7 +1,7 @@
 import pytest
 
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
 from support.golden import default_checkpoint, golden
 from support.runtime_driver import Driver, generate, open_slot
 from support.runtime_options import make_options

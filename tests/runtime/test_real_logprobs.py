@@ -1,5 +1,5 @@
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.device import Device
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.device.device import Device
 from support.golden import LOGPROB_PROMPTS, LOGPROB_TOKENS, default_checkpoint, golden, golden_logprobs
 from support.logprobs import Pairs
 from support.runtime_driver import Driver, open_slot, sampling

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.host_slots import SeenTokens, seen_tokens
+from layered_llm.runtime.device.host_slots import SeenTokens, seen_tokens
 from support.runtime_driver import greedy, sampling
 
 PROMPT, OUTPUT = np.array([7, 5, 7], np.int32), np.array([5, 9], np.int32)

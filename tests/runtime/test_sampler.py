@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime import sampler
-from layered_llm.runtime.host_slots import SampleRow, seen_tokens
-from layered_llm.runtime.philox import uniforms
-from layered_llm.runtime.sampler import best_tokens
+from layered_llm.runtime.device.host_slots import SampleRow, seen_tokens
+from layered_llm.runtime.sampling import sampler
+from layered_llm.runtime.sampling.philox import uniforms
+from layered_llm.runtime.sampling.sampler import best_tokens
 from support.runtime_driver import greedy, sampling
 
 

@@ -8,8 +8,8 @@ from layered_llm.domain.columns import pack_i32, unpack_i32
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import EchoScript, FailingScript, HashScript, Script
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted.scripts import EchoScript, FailingScript, HashScript, Script
 from support.runtime_driver import Driver, execute, generate, greedy, make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=64, page_size_tokens=4, slots=8, context_tokens=64, vocabulary_size=300)

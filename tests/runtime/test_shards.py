@@ -11,16 +11,16 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.attention import AttentionPlan, ChunkBlock, KvCache
-from layered_llm.runtime.decoder_weights import DecoderWeights, LinearWeights
-from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.layers import Rotation
-from layered_llm.runtime.matrices import WHOLE, Shard
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, in_panels
-from layered_llm.runtime.step_inputs import Float32s
-from layered_llm.runtime.torch_decoder import expand_model
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.checkpoint.matrices import WHOLE, Shard
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, Matrix, in_panels
+from layered_llm.runtime.checkpoint.weights import CheckpointReader
+from layered_llm.runtime.cpu.torch_attention import AttentionPlan, ChunkBlock, KvCache
+from layered_llm.runtime.cpu.torch_decoder import expand_model
+from layered_llm.runtime.cpu.torch_layers import Rotation
+from layered_llm.runtime.device.device import DeviceError
+from layered_llm.runtime.device.step_inputs import Float32s
+from layered_llm.runtime.models.decoder_weights import DecoderWeights, LinearWeights
+from layered_llm.runtime.models.model_files import read_model
 from support.gguf_models import random_model, write_gguf
 from support.runtime_checkpoints import make_checkpoint, reference_logits
 

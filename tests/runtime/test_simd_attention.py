@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from layered_llm.runtime.simd.attention import scratch_bytes
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.cpu.simd.kernels.attention import scratch_bytes
+from layered_llm.runtime.device.step_inputs import Float32s
 from support.simd_kernels import LANES, kernels
 
 pytestmark = pytest.mark.parametrize("lanes", LANES)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.runtime.simd.code_cache import keep_code, read_code
+from layered_llm.runtime.cpu.simd.code_cache import keep_code, read_code
 
 CODE = bytes(range(256))
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.simd.compiler import compile_piece, load_program, piece_key
-from layered_llm.runtime.simd.machine import Machine
-from layered_llm.runtime.simd.step_kernels import Needs
-from layered_llm.runtime.simd.step_program import program_pieces
+from layered_llm.runtime.checkpoint.matrices import WeightFormat
+from layered_llm.runtime.cpu.simd.compiler import compile_piece, load_program, piece_key
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine
+from layered_llm.runtime.cpu.simd.step_kernels import Needs
+from layered_llm.runtime.cpu.simd.step_program import program_pieces
 from support.simd_kernels import this_machine
 
 NEEDS = Needs(formats=frozenset({WeightFormat.Q4_1}), kv_number_bytes=4)

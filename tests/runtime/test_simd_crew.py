@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.decoder_weights import LinearWeights
-from layered_llm.runtime.matrices import WeightFormat
-from layered_llm.runtime.panels import FLOAT_PANELS, PanelLayout, byte_panels
-from layered_llm.runtime.simd.compiler import load_program
-from layered_llm.runtime.simd.control import TASK_ROWS, Command, TaskWord, Word
-from layered_llm.runtime.simd.crew import Crew
-from layered_llm.runtime.simd.linear import scratch_floats
-from layered_llm.runtime.simd.memory_blocks import address_of
-from layered_llm.runtime.simd.step_kernels import Needs
-from layered_llm.runtime.simd.tasks import gate_up_tasks, tasks_of
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.checkpoint.matrices import WeightFormat
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, PanelLayout, byte_panels
+from layered_llm.runtime.cpu.simd.compiler import load_program
+from layered_llm.runtime.cpu.simd.control import TASK_ROWS, Command, TaskWord, Word
+from layered_llm.runtime.cpu.simd.crew import Crew
+from layered_llm.runtime.cpu.simd.kernels.linear import scratch_floats
+from layered_llm.runtime.cpu.simd.memory_blocks import address_of
+from layered_llm.runtime.cpu.simd.step_kernels import Needs
+from layered_llm.runtime.cpu.simd.tasks import gate_up_tasks, tasks_of
+from layered_llm.runtime.device.step_inputs import Float32s
+from layered_llm.runtime.models.decoder_weights import LinearWeights
 from support.eventually import eventually
 from support.runtime_options import KERNEL_CACHE
 from support.simd_kernels import arranged, random_matrix, this_machine

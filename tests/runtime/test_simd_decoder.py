@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels, in_panels
-from layered_llm.runtime.simd.tasks import ModelTables
-from layered_llm.runtime.step_inputs import Float32s, StepInputs
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, byte_panels, in_panels
+from layered_llm.runtime.checkpoint.weights import CheckpointReader
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.cpu.simd.tasks import ModelTables
+from layered_llm.runtime.device.device import DeviceError
+from layered_llm.runtime.device.step_inputs import Float32s, StepInputs
+from layered_llm.runtime.models.model_files import read_model
 from support.logits import Recorder, answer, record, replace_model
 from support.runtime_checkpoints import make_checkpoint, reference_logits
 from support.runtime_driver import Driver, generate, open_slot

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.device.step_inputs import Float32s
 from support.simd_kernels import KINDS, Kind, kernels_for
 from support.walls import before_a_wall
 

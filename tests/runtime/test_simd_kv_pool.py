@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from layered_llm.runtime.model_config import ModelConfig
+from layered_llm.runtime.cpu.simd.kv_pool import KvPool
+from layered_llm.runtime.models.model_config import ModelConfig
 from layered_llm.runtime.models.registry import FAMILIES
-from layered_llm.runtime.simd.kv_pool import KvPool
 
 LAYERS: Final = 8
 PAGES: Final = 4096

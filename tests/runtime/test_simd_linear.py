@@ -2,8 +2,8 @@ import attrs
 import numpy as np
 import pytest
 
-from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.simd.linear import scratch_floats
+from layered_llm.runtime.checkpoint.matrices import WeightFormat, WeightMatrix, encoded
+from layered_llm.runtime.cpu.simd.kernels.linear import scratch_floats
 from support.simd_kernels import KINDS, Kind, arranged, kernels_for, multiply, prepared, random_matrix
 from support.walls import before_a_wall
 

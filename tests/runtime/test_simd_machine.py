@@ -1,8 +1,8 @@
 import pytest
 
-from layered_llm.runtime.panels import FLOAT_PANELS, byte_panels
-from layered_llm.runtime.simd.machine import Machine, machine_of
-from layered_llm.runtime.simd.support import panels_for
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, byte_panels
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine, machine_of
+from layered_llm.runtime.cpu.simd.support import panels_for
 
 FEATURES = {"avx2": True, "fma": True, "f16c": True, "sse2": True}
 WIDE = {"avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from layered_llm.runtime.simd.memory_blocks import GrowingBuffers, HugePages, address_of, aligned_words
+from layered_llm.runtime.cpu.simd.memory_blocks import GrowingBuffers, HugePages, address_of, aligned_words
 
 
 def test_buffers_grow_together_by_a_half_and_stay_where_they_suffice() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.device.step_inputs import Float32s
 from support.simd_kernels import LANES, kernels
 
 EPS = 1e-5

@@ -4,10 +4,10 @@ from typing import Any
 import attrs
 import pytest
 
-from layered_llm.runtime.model_config import GatedSpec, ModelConfig
-from layered_llm.runtime.model_files import read_model
-from layered_llm.runtime.simd.machine import Machine
-from layered_llm.runtime.simd.support import machine_for
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine
+from layered_llm.runtime.cpu.simd.support import machine_for
+from layered_llm.runtime.models.model_config import GatedSpec, ModelConfig
+from layered_llm.runtime.models.model_files import read_model
 from support.runtime_checkpoints import make_checkpoint
 
 WIDE = Machine(processor="znver4", features="", lanes=16, registers=32, has_byte_products=True)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.limits import RuntimeLimits
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import HashScript
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted.scripts import HashScript
 from support.runtime_driver import execute, greedy, make_step, open_slot
 
 VOCABULARY = 50

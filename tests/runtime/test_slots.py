@@ -6,8 +6,8 @@ from layered_llm.domain.columns import pack_i8
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep
-from layered_llm.runtime.host_slots import HostSlots
-from layered_llm.runtime.step_inputs import StepInputs
+from layered_llm.runtime.device.host_slots import HostSlots
+from layered_llm.runtime.device.step_inputs import StepInputs
 from support.runtime_driver import make_step, open_slot, sampling
 
 LIMITS = RuntimeLimits(pages=8, page_size_tokens=4, slots=3, context_tokens=16, vocabulary_size=100)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from layered_llm.runtime.matrices import WeightFormat, WeightMatrix
-from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, PanelMatrix
-from layered_llm.runtime.safetensors_files import safetensors_of
-from layered_llm.runtime.stored_tensors import CheckpointError, StoredTensor
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.checkpoint.matrices import WeightFormat, WeightMatrix
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, Matrix, PanelMatrix
+from layered_llm.runtime.checkpoint.safetensors_files import safetensors_of
+from layered_llm.runtime.checkpoint.stored_tensors import CheckpointError, StoredTensor
+from layered_llm.runtime.checkpoint.weights import CheckpointReader
 
 FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.F16}
 

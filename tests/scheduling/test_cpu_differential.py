@@ -8,7 +8,7 @@ import pytest
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
-from layered_llm.runtime.cpu_opening import open_cpu_device
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
 from support.runtime_checkpoints import make_checkpoint
 from support.runtime_options import make_options
 from support.scheduling_engine import Engine

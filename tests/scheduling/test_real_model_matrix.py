@@ -12,8 +12,8 @@ import pytest
 from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.text_scheduler import Admit, TokenSampling
-from layered_llm.runtime.cpu_opening import open_cpu_device
-from layered_llm.runtime.device import Device
+from layered_llm.runtime.cpu.cpu_opening import open_cpu_device
+from layered_llm.runtime.device.device import Device
 from support.golden import default_checkpoint, golden
 from support.output_matrix import CROWD, Cache, Case, Company, all_cases, covering, play
 from support.runtime_options import make_options

@@ -12,7 +12,7 @@ import pytest
 
 from layered_llm.domain.columns import unpack_i8, unpack_i32
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep
-from layered_llm.service.schedule_trace import open_trace
+from layered_llm.service.workers.schedule_trace import open_trace
 from support.scheduling_rig import Rig, admit, limits, policy
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from layered_llm.domain.columns import unpack_i32
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON
-from layered_llm.runtime.scripted import uneven_tokens
+from layered_llm.runtime.scripted.scripted_device import uneven_tokens
 from layered_llm.scheduling.policy import SchedulingPolicy
 from support.scheduling_device import counting_script
 from support.scheduling_rig import Rig, admit, limits, policy

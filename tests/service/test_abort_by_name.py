@@ -4,7 +4,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from layered_llm.domain.engine import EngineLost, RequestAborted
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, RequestId, TextId, compose_request_id
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText
@@ -17,9 +16,10 @@ from layered_llm.domain.messages.supervision import (
     RequestsAborted,
 )
 from layered_llm.domain.placement import Placement
+from layered_llm.domain.ports.engine import EngineLost, RequestAborted
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.request_stream import RequestStream, TextConnection
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.request_stream import RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import STATE_TIMEOUT_S
 from support.metrics import samples_by_name

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.service.api import build_api
-from layered_llm.service.api_keys import read_admin_keys, read_api_keys
-from layered_llm.service.settings import Settings, SettingsError, add_arguments, load
+from layered_llm.service.server.api import build_api
+from layered_llm.service.server.api_keys import read_admin_keys, read_api_keys
+from layered_llm.service.settings.settings import Settings, SettingsError, add_arguments, load
 
 
 @pytest.fixture

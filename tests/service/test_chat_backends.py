@@ -11,7 +11,7 @@ from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Outcome, Piece
 from layered_llm.service.chat.embedded_backend import EmbeddedBackend, open_embedded_backend
 from layered_llm.service.chat.remote_backend import open_remote_backend
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings.settings import Settings
 from support.byte_checkpoint import write_byte_checkpoint
 from support.client_fakes import DONE, chat_chunk, event, http_server, send_head, send_json, send_piece, usage_chunk
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from layered_llm.service.chat.terminal import Pipe, Terminal
-from layered_llm.service.settings import chat_history, wants_colours
+from layered_llm.service.settings.settings import chat_history, wants_colours
 
 
 def test_terminal_is_not_sent_what_a_model_could_do_harm_with(capsys: pytest.CaptureFixture[str]) -> None:

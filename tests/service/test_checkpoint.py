@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.service import checkpoint
-from layered_llm.service.checkpoint import CheckpointError, default_gguf, is_on_hub, model_name, resolve
+from layered_llm.service.model import checkpoint
+from layered_llm.service.model.checkpoint import CheckpointError, default_gguf, is_on_hub, model_name, resolve
 
 
 def touch_gguf(path: Path) -> Path:

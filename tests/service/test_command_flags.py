@@ -9,9 +9,9 @@ from layered_llm.client.bench.settings import BenchSettings, read_settings
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.service import cli
 from layered_llm.service.chat.flags import ChatRequest, add_chat_arguments, read_request
-from layered_llm.service.cli_parser import CommandParser
-from layered_llm.service.command_flags import FLAGS, variables
-from layered_llm.service.settings import Settings, SettingsError, command_values, load
+from layered_llm.service.settings.cli_parser import CommandParser
+from layered_llm.service.settings.command_flags import FLAGS, variables
+from layered_llm.service.settings.settings import Settings, SettingsError, command_values, load
 
 ADD: Mapping[str, Callable[[CommandParser], None]] = {
     "chat": lambda parser: add_chat_arguments(parser, ""),

@@ -21,8 +21,8 @@ from layered_llm.domain.stream import (
     Usage,
     logprob_entries,
 )
-from layered_llm.service import open_requests, request_stream
-from layered_llm.service.open_requests import OpenRequests
+from layered_llm.service.engine_client import open_requests, request_stream
+from layered_llm.service.engine_client.open_requests import OpenRequests
 from support.logprobs import columns_of
 from support.metrics import samples_by_name
 from support.request_table import entered

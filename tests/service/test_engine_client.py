@@ -6,7 +6,6 @@ import trio
 import trio.testing
 
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
-from layered_llm.domain.engine import BacklogFull, EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, TextId
 from layered_llm.domain.messages.api_text import (
@@ -28,11 +27,12 @@ from layered_llm.domain.messages.supervision import (
     EngineStatus,
     Role,
 )
+from layered_llm.domain.ports.engine import BacklogFull, EngineLost
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.api import freeze_when_ready
-from layered_llm.service.engine_client import SLOTS_OF_A_REQUEST, EngineClient
-from layered_llm.service.request_stream import RequestStream, TextConnection
+from layered_llm.service.engine_client.engine_client import SLOTS_OF_A_REQUEST, EngineClient
+from layered_llm.service.engine_client.request_stream import RequestStream, TextConnection
+from layered_llm.service.server.api import freeze_when_ready
 from layered_llm.transport.outbox import Outbox
 from layered_llm.transport.peers import STATE_TIMEOUT_S
 from support.metrics import samples_by_name

@@ -7,7 +7,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import ApiId, RequestId
 from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Submit, TextToApi
@@ -25,10 +24,11 @@ from layered_llm.domain.messages.supervision import (
     Stop,
     SupervisorToApi,
 )
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.engine_connection import GOODBYE_S, LAST_ABORTS_S, EngineConnection
+from layered_llm.service.engine_client.request_stream import RequestStream
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.link_specs import API_SUPERVISOR, API_TEXT, LinkSpec

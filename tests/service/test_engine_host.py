@@ -13,12 +13,12 @@ from trio.testing import MockClock
 
 from layered_llm.domain.ids import ApiId
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
-from layered_llm.service import engine_host
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.engine_host import FIRST_WORD_S, LAST_LOOK_S, PAUSE_S, EngineHost
-from layered_llm.service.run_directory import Owner, RunDirectory
-from layered_llm.service.settings import Settings
-from layered_llm.service.supervisor_process import start_ahead
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.processes.run_directory import Owner, RunDirectory
+from layered_llm.service.server import engine_host
+from layered_llm.service.server.engine_host import FIRST_WORD_S, LAST_LOOK_S, PAUSE_S, EngineHost
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.supervisor.supervisor_process import start_ahead
 from support.service_ends import TEST_S
 
 SETTINGS = Settings(device="scripted")
@@ -106,8 +106,8 @@ def test_a_directory_that_vanishes_is_no_end(home: Path) -> None:
 async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
     command: tuple[str, ...], goodbye_s: float, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: command)
-    monkeypatch.setattr("layered_llm.service.engine_connection.GOODBYE_S", goodbye_s)
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.python_module", lambda *_words: command)
+    monkeypatch.setattr("layered_llm.service.engine_client.engine_connection.GOODBYE_S", goodbye_s)
     directory = RunDirectory.for_owner(Owner.of(os.getpid()))
 
     with trio.fail_after(TEST_S):
@@ -121,10 +121,10 @@ async def test_a_supervisor_that_never_says_a_word_does_not_outlive_its_host(
 
 
 async def test_a_supervisor_started_ahead_is_the_hosts_and_leaves_with_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: SILENT)
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.python_module", lambda *_words: SILENT)
     directory = RunDirectory.for_owner(Owner.of(os.getpid()))
     ahead = start_ahead(SETTINGS)
-    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", None)  # nobody starts another
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.python_module", None)  # nobody starts another
 
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:
@@ -170,7 +170,7 @@ async def test_who_is_told_to_stop_before_it_met_the_engine_leaves_with_it_and_s
 async def test_a_lock_that_stays_free_is_taken_for_another_supervisor(
     home: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: SILENT)
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.python_module", lambda *_words: SILENT)
     directory, lock = held_by_another()
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:
@@ -193,7 +193,7 @@ def test_a_supervisor_that_crashes_leaves_the_lock_for_the_next_one(home: Path) 
     directory.settings_path.write_text(SETTINGS.to_json())
     lock = directory.try_lock()
     assert lock is not None
-    command = [sys.executable, "-m", "layered_llm.service.supervisor", *directory.command_line(lock)]
+    command = [sys.executable, "-m", "layered_llm.service.supervisor.supervisor", *directory.command_line(lock)]
     crashed = subprocess.run(command, pass_fds=[lock], stderr=subprocess.PIPE, check=False)
     os.close(lock)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from layered_llm.service.children import run_child
-from layered_llm.service.processes import start_child
-from layered_llm.service.settings import Settings, child_environment
+from layered_llm.service.processes.children import run_child
+from layered_llm.service.processes.processes import start_child
+from layered_llm.service.settings.settings import Settings, child_environment
 
 PROGRAM = """
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.service.engine_process import run_engine_process
+from layered_llm.service.processes.engine_process import run_engine_process
 
 class Expected(Exception):
     pass

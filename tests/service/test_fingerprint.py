@@ -1,6 +1,6 @@
 import attrs
 
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings.settings import Settings
 
 
 def test_where_a_server_listens_changes_no_output() -> None:

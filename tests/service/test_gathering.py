@@ -11,7 +11,7 @@ from layered_llm.domain.messages.supervision import (
     RequestsAborted,
     Stop,
 )
-from layered_llm.service.supervision import Supervision
+from layered_llm.service.supervisor.supervision import Supervision
 from layered_llm.transport.peers import STATE_TIMEOUT_S, api_peer_name
 
 ASKER, HOLDER, THIRD = ApiId(1), ApiId(2), ApiId(3)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from layered_llm.service.checkpoint import CheckpointError
-from layered_llm.service.fetching import fetch_from_hub
-from layered_llm.service.settings import Settings
-from layered_llm.service.supervisor_loop import find_checkpoint
+from layered_llm.service.model.checkpoint import CheckpointError
+from layered_llm.service.model.fetching import fetch_from_hub
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.supervisor.supervisor_loop import find_checkpoint
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.fake_hub import MODEL, FakeHub, fake_hub

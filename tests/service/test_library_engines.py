@@ -21,11 +21,11 @@ from layered_llm import (
     SamplingParams,
     SettingsError,
 )
-from layered_llm.runtime.device import DeviceError
-from layered_llm.runtime.scripts import EchoScript
-from layered_llm.service import embedded
-from layered_llm.service.embedded import failing_starts
-from layered_llm.service.engine_host import EngineHost
+from layered_llm.runtime.device.device import DeviceError
+from layered_llm.runtime.scripted.scripts import EchoScript
+from layered_llm.service.server import embedded
+from layered_llm.service.server.embedded import failing_starts
+from layered_llm.service.server.engine_host import EngineHost
 from support.byte_checkpoint import write_byte_checkpoint
 from support.library import engine_threads, tiny_settings, until_quiescent
 from support.processes import processes_of_environment

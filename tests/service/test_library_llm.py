@@ -14,7 +14,7 @@ import trio
 
 import layered_llm
 from layered_llm import LLM, Engine, EngineClosed, ParameterError, RequestRejected, SamplingParams
-from layered_llm.service.checkpoint import CheckpointError, default_gguf
+from layered_llm.service.model.checkpoint import CheckpointError, default_gguf
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.library import PATIENCE_S, engine_threads, tiny_settings

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from layered_llm.service import line_writer
-from layered_llm.service.api import build_api
-from layered_llm.service.line_writer import LineWriter
-from layered_llm.service.settings import Settings
+from layered_llm.service.server import line_writer
+from layered_llm.service.server.api import build_api
+from layered_llm.service.server.line_writer import LineWriter
+from layered_llm.service.settings.settings import Settings
 
 
 @pytest.fixture

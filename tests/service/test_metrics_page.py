@@ -9,8 +9,8 @@ from layered_llm.domain.messages.supervision import EngineState, Role
 from layered_llm.domain.metrics import metrics_of
 from layered_llm.testing import open_inline_engine, run_deterministic
 from layered_llm.testing.scenarios import all_scenarios
-from layered_llm.transport.http.metrics import render
-from layered_llm.transport.http.refusals import Refusals
+from layered_llm.transport.http.exchange.refusals import Refusals
+from layered_llm.transport.http.operations.metrics import render
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"
 SETTINGS = {"page_size": 16, "kv_dtype": "float32", "prefix_caching": True, "memory_ratio": 0.5}

@@ -10,8 +10,8 @@ from layered_llm.domain.messages.api_text import Abort, Accepted, ApiToText, Rej
 from layered_llm.domain.messages.supervision import RequestFate
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded, Usage
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import Phase, RequestStream
+from layered_llm.service.engine_client.open_requests import OpenRequests
+from layered_llm.service.engine_client.request_stream import Phase, RequestStream
 from support.metrics import samples_by_name
 from support.request_table import entered
 

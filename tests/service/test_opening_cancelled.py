@@ -15,8 +15,9 @@ import trio
 
 import layered_llm
 from layered_llm import LLM
-from layered_llm.service import embedded, supervisor_loop
-from layered_llm.service.own_thread import NotWanted, Wanted, run_in_own_thread
+from layered_llm.service.processes.own_thread import NotWanted, Wanted, run_in_own_thread
+from layered_llm.service.server import embedded
+from layered_llm.service.supervisor import supervisor_loop
 from support.byte_checkpoint import write_byte_checkpoint
 from support.eventually import eventually
 from support.library import PATIENCE_S, engine_threads, tiny_settings
@@ -96,7 +97,7 @@ async def test_a_scope_that_is_cancelled_while_a_model_is_fetched_ends_the_fetch
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetching = f"import os, pathlib; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(f'{{os.getpid()}} '); input()"
-    monkeypatch.setattr("layered_llm.service.fetching.python_module", lambda *_: (sys.executable, "-c", fetching))
+    monkeypatch.setattr("layered_llm.service.model.fetching.python_module", lambda *_: (sys.executable, "-c", fetching))
 
     def pid() -> int:
         text = (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""

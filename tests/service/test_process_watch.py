@@ -8,13 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from layered_llm.service.process_watch import adopts_orphans, reap_adopted, wait_process_exit
-from layered_llm.service.processes import process_start_time
+from layered_llm.service.processes.process_watch import adopts_orphans, reap_adopted, wait_process_exit
+from layered_llm.service.processes.processes import process_start_time
 
 SLEEPER = "import sys; sys.stdin.read()"
 WATCHED = """
 import sys
-from layered_llm.service.processes import exit_at_stdin_eof
+from layered_llm.service.processes.processes import exit_at_stdin_eof
 exit_at_stdin_eof(7)
 print("watching", flush=True)
 {then}

@@ -15,10 +15,10 @@ from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus, F
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.ended_requests import MAX_ENDED_REQUESTS, EndedRequest, fate_among, fate_of_body
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import MAX_MESSAGE_CHARS, RequestStream, TextConnection
+from layered_llm.service.engine_client.ended_requests import MAX_ENDED_REQUESTS, EndedRequest, fate_among, fate_of_body
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.open_requests import OpenRequests
+from layered_llm.service.engine_client.request_stream import MAX_MESSAGE_CHARS, RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
 from support.request_table import entered
 

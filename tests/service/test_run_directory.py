@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.service.run_directory import Owner, RunDirectory, RunDirectoryError
+from layered_llm.service.processes.run_directory import Owner, RunDirectory, RunDirectoryError
 from layered_llm.transport.addresses import LinkAddresses
 
 
@@ -27,7 +27,7 @@ def short_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The place for users who have none of their own."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with tempfile.TemporaryDirectory(prefix="llm-") as place:
-        monkeypatch.setattr("layered_llm.service.settings._TEMPORARY", place)
+        monkeypatch.setattr("layered_llm.service.settings.settings._TEMPORARY", place)
         yield Path(place)
 
 
@@ -218,7 +218,7 @@ def test_a_runtime_directory_that_is_not_there_is_passed_over(
 def test_where_no_place_is_short_enough_tmpdir_and_the_limit_are_named(
     which: int, this_process: Owner, temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layered_llm.service.settings._TEMPORARY", str(temporary_directory / "none"))
+    monkeypatch.setattr("layered_llm.service.settings.settings._TEMPORARY", str(temporary_directory / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(unfit_places(temporary_directory)[which]))
 
     with pytest.raises(RunDirectoryError, match=r"^TMPDIR .*107 bytes.*set TMPDIR to another place$") as caught:

@@ -17,10 +17,10 @@ from layered_llm.domain.messages.scheduler_runtime import (
     StepCompleted,
     StepFailed,
 )
-from layered_llm.runtime.device import Device, DeviceError
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import EchoScript
-from layered_llm.service.runtime_loop import WARM_UP_INTERVAL_US, serve_device, warm_up_words
+from layered_llm.runtime.device.device import Device, DeviceError
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted.scripts import EchoScript
+from layered_llm.service.workers.runtime_loop import WARM_UP_INTERVAL_US, serve_device, warm_up_words
 from layered_llm.transport.ports import LinkClosed
 from support.runtime_driver import make_step, open_slot
 

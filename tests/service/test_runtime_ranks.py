@@ -11,7 +11,7 @@ from layered_llm.domain.messages.scheduler_runtime import (
     StepCompleted,
     StepFailed,
 )
-from layered_llm.service.runtime_ranks import WARM_UP_SILENCE_S, RuntimeFailed, RuntimeRanks
+from layered_llm.service.workers.runtime_ranks import WARM_UP_SILENCE_S, RuntimeFailed, RuntimeRanks
 
 LIMITS = RuntimeLimits(pages=16, page_size_tokens=4, slots=4, context_tokens=64, vocabulary_size=300)
 FIRST, SECOND = "runtime-0", "runtime-1"

@@ -14,7 +14,7 @@ from layered_llm import EngineStartFailed, SamplingParams
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.scheduling.flight import AbortRelease
-from layered_llm.service.schedule_trace import ScheduleTrace, TraceFileError, open_trace
+from layered_llm.service.workers.schedule_trace import ScheduleTrace, TraceFileError, open_trace
 from support.byte_checkpoint import write_byte_checkpoint
 from support.library import tiny_settings
 from support.scheduling_rig import Rig, admit, limits, policy

@@ -3,7 +3,7 @@ from layered_llm.domain.metrics import Measured, metrics_of
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.flight import AbortRelease
-from layered_llm.service.scheduler_figures import SchedulerFigures
+from layered_llm.service.workers.scheduler_figures import SchedulerFigures
 from support.metrics import samples_by_name
 from support.scheduling_rig import Rig, admit, limits
 

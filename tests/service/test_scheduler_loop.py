@@ -42,10 +42,15 @@ from layered_llm.domain.messages.text_scheduler import (
     TokenSampling,
     TokensEmitted,
 )
-from layered_llm.service.runtime_ranks import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, WARM_UP_SILENCE_S, RuntimeFailed
-from layered_llm.service.scheduler import scheduling_policy, work_scheduler
-from layered_llm.service.scheduler_loop import StepOverdue
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.workers.runtime_ranks import (
+    STEP_DEADLINE_PER_TOKEN_S,
+    STEP_DEADLINE_S,
+    WARM_UP_SILENCE_S,
+    RuntimeFailed,
+)
+from layered_llm.service.workers.scheduler import scheduling_policy, work_scheduler
+from layered_llm.service.workers.scheduler_loop import StepOverdue
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.link_specs import ENGINE_SUPERVISOR, SCHEDULER_RUNTIME, TEXT_SCHEDULER
 from layered_llm.transport.peers import peer_name

@@ -1,5 +1,5 @@
-from layered_llm.service.scheduler import scheduling_policy
-from layered_llm.service.settings import Settings
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.workers.scheduler import scheduling_policy
 
 
 def test_the_gap_between_tokens_is_bounded_by_default_and_0_bounds_nothing() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from layered_llm.service.settings import (
+from layered_llm.service.settings.settings import (
     Settings,
     SettingsError,
     add_arguments,
@@ -17,7 +17,7 @@ from layered_llm.service.settings import (
     left_to_hypercorn,
     load,
 )
-from layered_llm.service.settings_fields import base_type, is_tuple
+from layered_llm.service.settings.settings_fields import base_type, is_tuple
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.service.settings import Settings, SettingsError
-from layered_llm.service.settings_checks import check_before_start
+from layered_llm.service.model.settings_checks import check_before_start
+from layered_llm.service.settings.settings import Settings, SettingsError
 from support.byte_checkpoint import write_byte_checkpoint
 
 CONTEXT_TOKENS = 128

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from layered_llm.service.settings import Settings, SettingsError, add_arguments, load
+from layered_llm.service.settings.settings import Settings, SettingsError, add_arguments, load
 
 
 def parse(*words: str) -> argparse.Namespace:

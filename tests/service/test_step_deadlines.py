@@ -1,6 +1,6 @@
 import pytest
 
-from layered_llm.service.runtime_ranks import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, StepDeadlines
+from layered_llm.service.workers.runtime_ranks import STEP_DEADLINE_PER_TOKEN_S, STEP_DEADLINE_S, StepDeadlines
 
 
 def allowance_s(tokens: int) -> float:

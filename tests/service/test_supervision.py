@@ -23,7 +23,7 @@ from layered_llm.domain.messages.supervision import (
     Stop,
 )
 from layered_llm.domain.metrics import MESSAGES_DROPPED, Measured
-from layered_llm.service.supervision import MAX_RESTARTS, Outgoing, Supervision
+from layered_llm.service.supervisor.supervision import MAX_RESTARTS, Outgoing, Supervision
 from layered_llm.transport.peers import RESTART_WINDOW_S, STATE_TIMEOUT_S, api_of_peer, api_peer_name, peer_name
 from layered_llm.transport.ports import Garbled
 

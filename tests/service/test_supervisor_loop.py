@@ -20,10 +20,10 @@ from layered_llm.domain.messages.supervision import (
     Role,
     SupervisorToApi,
 )
-from layered_llm.service.checkpoint import Checkpoint
-from layered_llm.service.engine_process import engine_processes
-from layered_llm.service.supervision import Supervision
-from layered_llm.service.supervisor_loop import STOP_S, Supervisor
+from layered_llm.service.model.checkpoint import Checkpoint
+from layered_llm.service.processes.engine_process import engine_processes
+from layered_llm.service.supervisor.supervision import Supervision
+from layered_llm.service.supervisor.supervisor_loop import STOP_S, Supervisor
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks
 from layered_llm.transport.addresses import LinkAddresses
 from layered_llm.transport.link_specs import API_SUPERVISOR, ENGINE_SUPERVISOR

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.service.run_directory import Owner, RunDirectory
-from layered_llm.service.settings import Settings, SettingsError
-from layered_llm.service.supervisor_process import start_ahead, supervisor_ahead
+from layered_llm.service.processes.run_directory import Owner, RunDirectory
+from layered_llm.service.settings.settings import Settings, SettingsError
+from layered_llm.service.supervisor.supervisor_process import start_ahead, supervisor_ahead
 
 SETTINGS = Settings(device="scripted")
 SILENT = (sys.executable, "-c", "import threading; threading.Event().wait()")
@@ -21,7 +21,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Paths of ipc sockets are short: the directories that pytest makes are too long.
     home = Path(tempfile.mkdtemp(prefix="llm-"))
     monkeypatch.setattr("tempfile.tempdir", str(home))
-    monkeypatch.setattr("layered_llm.service.supervisor_process.python_module", lambda *_words: SILENT)
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.python_module", lambda *_words: SILENT)
     yield home
     shutil.rmtree(home)
 
@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_kept_start_nothing(home: Path) -> None:
 def test_it_starts_before_anything_slow_is_imported() -> None:
     program = (
         "import sys\n"
-        "import layered_llm.service.cli, layered_llm.service.supervisor_process\n"
+        "import layered_llm.service.cli, layered_llm.service.supervisor.supervisor_process\n"
         "print([name for name in ('trio', 'zmq', 'msgspec', 'quart', 'hypercorn', 'numpy') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -80,16 +80,19 @@ def test_it_starts_before_anything_slow_is_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "others"),
+    ("module", "others"),
     [
-        ("supervisor", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core")),
-        ("scheduler", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.text.core")),
-        ("text", ("numpy", "quart", "hypercorn", "jinja2", "layered_llm.scheduling.core")),
-        ("runtime", ("quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core", "layered_llm.text.core")),
+        ("supervisor.supervisor", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core")),
+        ("workers.scheduler", ("numpy", "quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.text.core")),
+        ("workers.text", ("numpy", "quart", "hypercorn", "jinja2", "layered_llm.scheduling.core")),
+        (
+            "workers.runtime",
+            ("quart", "hypercorn", "jinja2", "tokenizers", "layered_llm.scheduling.core", "layered_llm.text.core"),
+        ),
     ],
 )
-def test_a_process_imports_nothing_of_the_others(role: str, others: tuple[str, ...]) -> None:
-    program = f"import sys, layered_llm.service.{role}\nprint([name for name in {others} if name in sys.modules])"
+def test_a_process_imports_nothing_of_the_others(module: str, others: tuple[str, ...]) -> None:
+    program = f"import sys, layered_llm.service.{module}\nprint([name for name in {others} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert "[]\n" == done.stdout

@@ -1,7 +1,7 @@
 import pytest
 
 from layered_llm.domain.messages.supervision import EnginePhase, EngineStatus
-from layered_llm.service.telling import farewell, phase_line, trial_line
+from layered_llm.service.server.console import farewell, phase_line, trial_line
 
 
 @pytest.mark.parametrize(

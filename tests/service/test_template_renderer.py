@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt, Rendering, ToolCall
-from layered_llm.service.template_process import TemplateLimits
-from layered_llm.service.template_renderer import ProcessRenderer, open_renderer
+from layered_llm.service.workers.template_process import TemplateLimits
+from layered_llm.service.workers.template_renderer import ProcessRenderer, open_renderer
 from layered_llm.text.chat_template import ChatTemplate, TemplateFailed
 from support.eventually import eventually
 
@@ -136,7 +136,7 @@ async def test_a_process_ends_with_the_one_that_asked_it() -> None:
     program = (
         "import sys, trio, datetime\n"
         "from layered_llm.text.chat_template import ChatTemplate\n"
-        "from layered_llm.service.template_renderer import open_renderer\n"
+        "from layered_llm.service.workers.template_renderer import open_renderer\n"
         "async def main():\n"
         "    async with open_renderer(ChatTemplate('x', variables={}, clock=datetime.datetime.now)) as renderer:\n"
         "        await renderer.start()\n"

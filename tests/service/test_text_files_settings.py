@@ -5,9 +5,9 @@ import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage
 from layered_llm.domain.sampling import NO_DEFAULTS, SamplingDefaults
-from layered_llm.service.checkpoint import DEFAULT_MODEL_SAMPLING, default_gguf
-from layered_llm.service.settings import Settings
-from layered_llm.service.text import read_files
+from layered_llm.service.model.checkpoint import DEFAULT_MODEL_SAMPLING, default_gguf
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.workers.text import read_files
 from layered_llm.text.checkpoint_text import UnreadableCheckpoint
 from support.byte_checkpoint import write_byte_checkpoint
 

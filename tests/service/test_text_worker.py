@@ -22,7 +22,7 @@ from layered_llm.domain.messages.supervision import ApiDied, EngineSized, Role, 
 from layered_llm.domain.messages.text_scheduler import AbortRequest, Admit, Queued, StepsTaken
 from layered_llm.domain.placement import Placement
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.service.preparations import HUGE_WORK_CHARS
+from layered_llm.service.workers.preparations import HUGE_WORK_CHARS
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.text.chat_template import TemplateFailed
 from layered_llm.text.core import Outcome, Work

@@ -7,9 +7,10 @@ from typing import Any
 import attrs
 import jsonschema
 
-from layered_llm.transport.http.native import generate_body, tokenizer_bodies
-from layered_llm.transport.http.openai_schema import endpoint_fields
-from layered_llm.transport.http.openai_schema.bodies import Field
+from layered_llm.transport.http.openai.schema import endpoint_fields
+from layered_llm.transport.http.openai.schema.bodies import Field
+from layered_llm.transport.http.sglang import generate_body
+from layered_llm.transport.http.vllm import tokenizer_bodies
 from support.http_client import CHAT, COMPLETIONS, MESSAGES
 
 TABLES = {

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import tokenizers
 
-from layered_llm.service.checkpoint import default_gguf
+from layered_llm.service.model.checkpoint import default_gguf
 from layered_llm.text.checkpoint_text import CheckpointFiles
 
 _REFERENCE: Final = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"

@@ -2,9 +2,9 @@
 
 import os
 
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS
-from layered_llm.transport.http.hypercorn_workarounds.worker import (
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.hypercorn_server.options import STANDARD_OPTIONS
+from layered_llm.transport.http.hypercorn_server.worker import (
     install,
     installed_hypercorn,
     survive_sigterm_in_spawned_worker,

@@ -9,14 +9,14 @@ import attrs
 import trio
 from quart_trio import QuartTrio
 
-from layered_llm.transport.http.access_log import AccessLog
-from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.refusals import Refusals
-from layered_llm.transport.http.request_checks import PageRules
-from layered_llm.transport.http.settings import HttpSettings
+from layered_llm.transport.http.exchange.access_log import AccessLog
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.exchange.refusals import Refusals
+from layered_llm.transport.http.exchange.request_checks import PageRules
+from layered_llm.transport.http.exchange.settings import HttpSettings
+from layered_llm.transport.http.hypercorn_server.listening import Listening
 from support.http_engine import FakeEngine
 
 CREATED_S = 1_700_000_000

@@ -8,7 +8,6 @@ import attrs
 import trio
 
 from layered_llm.domain.columns import pack_i32
-from layered_llm.domain.engine import EngineLost, RequestAborted, RequestSummary
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -27,6 +26,7 @@ from layered_llm.domain.messages.api_text import (
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase, EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
+from layered_llm.domain.ports.engine import EngineLost, RequestAborted, RequestSummary
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, SampledLogprob, StreamEvent, Usage
 from layered_llm.domain.verdicts import RejectReason

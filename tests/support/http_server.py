@@ -15,11 +15,11 @@ import h2.settings
 import trio
 from hypercorn.typing import ASGIFramework
 
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.hypercorn_workarounds.options import STANDARD_OPTIONS, ServerOptions
-from layered_llm.transport.http.listening import bind_sockets
-from layered_llm.transport.http.serving import serve
-from layered_llm.transport.http.tls import TlsFiles
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.hypercorn_server.listening import bind_sockets
+from layered_llm.transport.http.hypercorn_server.options import STANDARD_OPTIONS, ServerOptions
+from layered_llm.transport.http.hypercorn_server.serving import serve
+from layered_llm.transport.http.hypercorn_server.tls import TlsFiles
 
 QUICK = attrs.evolve(
     STANDARD_OPTIONS, fin_poll_interval_s=0.02, write_timeout_s=0.3, idle_timeout_s=5.0, graceful_timeout_s=0.5

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection
 
-from layered_llm.transport.http.hypercorn_workarounds.worker import survive_sigterm_in_spawned_worker
+from layered_llm.transport.http.hypercorn_server.worker import survive_sigterm_in_spawned_worker
 
 
 def outlive_sigterm(link: "Connection[str, str]") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from layered_llm.runtime.gguf_model import GgufModel
+from layered_llm.runtime.models.gguf_model import GgufModel
 from layered_llm.text.checkpoint_text import CheckpointFiles
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from layered_llm.runtime.cpu_device import CpuDevice
-from layered_llm.runtime.step_inputs import Float32s
-from layered_llm.runtime.step_model import StepModel
+from layered_llm.runtime.cpu.cpu_device import CpuDevice
+from layered_llm.runtime.device.step_inputs import Float32s
+from layered_llm.runtime.device.step_model import StepModel
 from support.runtime_driver import generate
 
 

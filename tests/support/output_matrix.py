@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from layered_llm.domain.messages.text_scheduler import Admit
-from layered_llm.runtime.device import Device
+from layered_llm.runtime.device.device import Device
 from support.scheduling_engine import Engine
 from support.scheduling_rig import ChoiceKey, policy
 

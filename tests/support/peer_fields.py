@@ -1,7 +1,7 @@
 """The request fields of other servers and libraries, as their sources list them.
 
 Recorded on 2026-11-30 from the repositories' files at the commits named; how this server treats each is in
-`layered_llm.transport.http.openai_schema.unsupported`. A list is brought up to date by reading the file anew.
+`layered_llm.transport.http.openai.schema.unsupported`. A list is brought up to date by reading the file anew.
 """
 
 from typing import Final

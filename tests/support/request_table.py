@@ -1,8 +1,8 @@
 """Entries of an API process's table of open requests."""
 
 from layered_llm.domain.ids import RequestId, TextId
-from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import RequestStream, TextConnection
+from layered_llm.service.engine_client.open_requests import OpenRequests
+from layered_llm.service.engine_client.request_stream import RequestStream, TextConnection
 from layered_llm.transport.outbox import Outbox
 
 

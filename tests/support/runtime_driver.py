@@ -9,7 +9,7 @@ from layered_llm.domain.columns import pack_f32, pack_i8, pack_i32, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
 from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
-from layered_llm.runtime.device import Device
+from layered_llm.runtime.device.device import Device
 from support.logprobs import Pairs, pairs_of
 
 

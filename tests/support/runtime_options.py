@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
-from layered_llm.service.settings import cache_directory, load
+from layered_llm.runtime.device.options import RuntimeOptions, ScriptOptions
+from layered_llm.service.settings.settings import cache_directory, load
 
 _CACHE = cache_directory(load(environment={}))
 KERNEL_CACHE: Path | None = None if _CACHE is None else _CACHE / "kernels"

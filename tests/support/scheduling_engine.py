@@ -19,9 +19,9 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.domain.placement import Placement
-from layered_llm.runtime.device import Device
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import HashScript
+from layered_llm.runtime.device.device import Device
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted.scripts import HashScript
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.pages import NO_STEP

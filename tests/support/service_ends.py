@@ -15,9 +15,9 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineSized, EngineToSupervisor, Heartbeat, SupervisorToEngine
 from layered_llm.domain.messages.text_scheduler import RequestsFinished, SchedulerToText, TextToScheduler, TokensEmitted
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.preparations import PrepareLong, TextHelpers
-from layered_llm.service.template_renderer import Renderer, RendersHere
-from layered_llm.service.text import serve_text
+from layered_llm.service.workers.preparations import PrepareLong, TextHelpers
+from layered_llm.service.workers.template_renderer import Renderer, RendersHere
+from layered_llm.service.workers.text import serve_text
 from layered_llm.testing.byte_text import VOCABULARY_SIZE, byte_text_files
 from layered_llm.testing.memory_links import MemoryDealerLink, MemoryLinks, MemoryPeerLink
 from layered_llm.transport.addresses import LinkAddresses

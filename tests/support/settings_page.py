@@ -12,11 +12,11 @@ from typing import Any, Final
 import attrs
 
 from layered_llm.client.bench import add_bench_arguments
-from layered_llm.service import command_flags
 from layered_llm.service.chat.flags import ENGINE_DEFAULTS, add_chat_arguments
-from layered_llm.service.settings import GROUPS, Settings
-from layered_llm.service.settings_fields import Field, base_type, flag, is_tuple, metavar, shown_default
-from layered_llm.service.settings_sources import variable
+from layered_llm.service.settings import command_flags
+from layered_llm.service.settings.settings import GROUPS, Settings
+from layered_llm.service.settings.settings_fields import Field, base_type, flag, is_tuple, metavar, shown_default
+from layered_llm.service.settings.settings_sources import variable
 
 WIDTH: Final = 128
 _HEAD: Final = """\

@@ -7,19 +7,25 @@ from typing import Any
 import attrs
 import numpy as np
 
-from layered_llm.runtime.matrices import WeightFormat, WeightMatrix, encoded
-from layered_llm.runtime.panels import FLOAT_PANELS, Matrix, PanelLayout, byte_panels, has_panels, in_panels
-from layered_llm.runtime.simd.attention import AttentionKernels
-from layered_llm.runtime.simd.compiler import compile_module, link
-from layered_llm.runtime.simd.digits import define_write_digits
-from layered_llm.runtime.simd.emitter import CodeModule, Function
-from layered_llm.runtime.simd.linear import LinearKernels, expand_row, scratch_floats
-from layered_llm.runtime.simd.machine import Machine, find_machine
-from layered_llm.runtime.simd.memory_blocks import address_of
-from layered_llm.runtime.simd.pointwise import define_add_bias, define_add_norm, define_copy, define_gated, define_rotate
-from layered_llm.runtime.simd.support import panels_for
-from layered_llm.runtime.simd.vectors import VectorModule, Vectors
-from layered_llm.runtime.step_inputs import Float32s
+from layered_llm.runtime.checkpoint.matrices import WeightFormat, WeightMatrix, encoded
+from layered_llm.runtime.checkpoint.panels import FLOAT_PANELS, Matrix, PanelLayout, byte_panels, has_panels, in_panels
+from layered_llm.runtime.cpu.simd.compiler import compile_module, link
+from layered_llm.runtime.cpu.simd.kernels.attention import AttentionKernels
+from layered_llm.runtime.cpu.simd.kernels.digits import define_write_digits
+from layered_llm.runtime.cpu.simd.kernels.emitter import CodeModule, Function
+from layered_llm.runtime.cpu.simd.kernels.linear import LinearKernels, expand_row, scratch_floats
+from layered_llm.runtime.cpu.simd.kernels.machine import Machine, find_machine
+from layered_llm.runtime.cpu.simd.kernels.pointwise import (
+    define_add_bias,
+    define_add_norm,
+    define_copy,
+    define_gated,
+    define_rotate,
+)
+from layered_llm.runtime.cpu.simd.kernels.vectors import VectorModule, Vectors
+from layered_llm.runtime.cpu.simd.memory_blocks import address_of
+from layered_llm.runtime.cpu.simd.support import panels_for
+from layered_llm.runtime.device.step_inputs import Float32s
 
 _F32_BYTES = 4
 

@@ -19,8 +19,9 @@ from typing import Final
 
 import pytest
 
-from layered_llm.service import cli, settings
+from layered_llm.service import cli
 from layered_llm.service.chat.flags import ChatRequest
+from layered_llm.service.settings import settings
 from support.markdown import REPOSITORY, Example, examples, is_shown
 from support.server import Server, python_server
 
@@ -155,10 +156,12 @@ def check_own_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
         taken.append(given)
         return 0
 
-    monkeypatch.setattr("layered_llm.service.settings_checks.check_before_start", lambda _: None)  # models that are not here
-    monkeypatch.setattr("layered_llm.transport.http.listening.bind_sockets", lambda *_, **__: ())
-    monkeypatch.setattr("layered_llm.service.supervisor_process.supervisor_ahead", contextlib.nullcontext)
-    monkeypatch.setattr("layered_llm.service.serve.run_server", take_settings)
+    monkeypatch.setattr(
+        "layered_llm.service.model.settings_checks.check_before_start", lambda _: None
+    )  # models that are not here
+    monkeypatch.setattr("layered_llm.transport.http.hypercorn_server.listening.bind_sockets", lambda *_, **__: ())
+    monkeypatch.setattr("layered_llm.service.supervisor.supervisor_process.supervisor_ahead", contextlib.nullcontext)
+    monkeypatch.setattr("layered_llm.service.server.serve.run_server", take_settings)
     monkeypatch.setattr("layered_llm.service.chat.command.run_chat", take_chat)
     monkeypatch.setattr("layered_llm.client.bench.run_bench", take_bench)
 

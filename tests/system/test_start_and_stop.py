@@ -167,7 +167,7 @@ def hold_text_workers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     begin = directory / "begin"
     (directory / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "if 'layered_llm.service.text' in sys.orig_argv:\n"
+        "if 'layered_llm.service.workers.text' in sys.orig_argv:\n"
         f"    while not os.path.exists({str(begin)!r}): time.sleep(0.01)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH")))))

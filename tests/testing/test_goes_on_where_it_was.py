@@ -11,9 +11,9 @@ from layered_llm.domain.columns import pack_i32
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded, Usage
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import RequestStream
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.open_requests import OpenRequests
+from layered_llm.service.engine_client.request_stream import RequestStream
 from layered_llm.testing import InlineEngineOptions, hash_script
 from layered_llm.testing.deterministic import run_deterministic
 from layered_llm.testing.inline_engine import open_inline_engine

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from layered_llm.domain.columns import pack_i8, pack_i32, pack_i64
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.ids import PageId, StepId
 from layered_llm.domain.messages import supervision
@@ -17,17 +16,18 @@ from layered_llm.domain.messages.api_text import Abort, TextEmitted
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.scheduler_runtime import StepCompleted, StepFailed
 from layered_llm.domain.messages.text_scheduler import RequestsFinished
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
-from layered_llm.runtime.device import HostDevice
-from layered_llm.runtime.slots import SlotLedger
+from layered_llm.runtime.device.device import HostDevice
+from layered_llm.runtime.device.slots import SlotLedger
 from layered_llm.scheduling.pages import QuarantinePool
 from layered_llm.scheduling.plan import PlannedStep
 from layered_llm.scheduling.running import RunningChoices
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.open_requests import OpenRequests
-from layered_llm.service.request_stream import Phase, RequestStream
-from layered_llm.service.runtime_ranks import RuntimeRanks
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.open_requests import OpenRequests
+from layered_llm.service.engine_client.request_stream import Phase, RequestStream
+from layered_llm.service.workers.runtime_ranks import RuntimeRanks
 from layered_llm.testing import Engine, EngineStream, InlineEngineOptions, Rejected, Target, hash_script
 from layered_llm.testing.cancel_everywhere import Failure, Points, cancel_everywhere
 from layered_llm.testing.deterministic import run_deterministic

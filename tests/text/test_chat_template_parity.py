@@ -17,7 +17,7 @@ from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import NEXT_TURN, Prompt, Rendering
 from layered_llm.text.checkpoint_text import CheckpointFiles, TextFiles, read_text_files
 from layered_llm.text.prompt_tokens import PromptReader
-from layered_llm.transport.http.openai_schema.messages import parse_messages
+from layered_llm.transport.http.openai.schema.messages import parse_messages
 from support.chat_templates import STYLES, Style
 from support.golden import default_checkpoint
 from support.text_tokenizers import byte_level_pipeline

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from layered_llm.runtime.config_json import Settings
-from layered_llm.runtime.device import Device, DeviceError, go_on
-from layered_llm.runtime.model_files import read_raw_config
-from layered_llm.runtime.options import RuntimeOptions, ScriptOptions
-from layered_llm.runtime.pool_size import chosen_context, size_pool
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace
-from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+from layered_llm.runtime.cpu.pool_size import chosen_context, size_pool
+from layered_llm.runtime.device.device import Device, DeviceError, go_on
+from layered_llm.runtime.device.options import RuntimeOptions, ScriptOptions
+from layered_llm.runtime.models.config_json import Settings
+from layered_llm.runtime.models.model_files import read_raw_config
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace
+from layered_llm.runtime.scripted.scripts import EchoScript, HashScript, Script
 
 _SCRIPTED_CONTEXT_TOKENS: Final = 4096
 _SCRIPTED_VOCABULARY_SIZE: Final = 1 << 16
@@ -42,7 +42,7 @@ def open_device(
         case "scripted":
             return _open_scripted(options, now_us=now_us, wait=wait)
         case "cpu":
-            from layered_llm.runtime.cpu_opening import open_cpu_device  # noqa: PLC0415 - scripted must start without torch
+            from layered_llm.runtime.cpu.cpu_opening import open_cpu_device  # noqa: PLC0415 - scripted must start without torch
 
             check()
             return open_cpu_device(options, now_us=now_us, check=check)

@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from layered_llm.formats.untrusted_files import is_directory, is_regular
-from layered_llm.service.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
-from layered_llm.service.settings import Settings, SettingsError, add_arguments, command_values, ignored_variables, load
-from layered_llm.service.settings_sources import add_config_flag, closest
+from layered_llm.service.settings.cli_parser import EXIT_USAGE, CommandParser, say, with_dashes
+from layered_llm.service.settings.settings import (
+    Settings,
+    SettingsError,
+    add_arguments,
+    command_values,
+    ignored_variables,
+    load,
+)
+from layered_llm.service.settings.settings_sources import add_config_flag, closest
 
 PROGRAM: Final = "layered-llm"
 EXIT_FAILED: Final = 1
@@ -135,9 +142,9 @@ def _serve(words: list[str]) -> int:
 def _serve_with(settings: Settings) -> int:
     """Raises SettingsError."""
     # See the module's docstring.
-    from layered_llm.service.settings_checks import check_before_start  # noqa: PLC0415 - as said above
-    from layered_llm.service.supervisor_process import supervisor_ahead  # noqa: PLC0415 - as said above
-    from layered_llm.transport.http import listening  # noqa: PLC0415 - as said above
+    from layered_llm.service.model.settings_checks import check_before_start  # noqa: PLC0415 - as said above
+    from layered_llm.service.supervisor.supervisor_process import supervisor_ahead  # noqa: PLC0415 - as said above
+    from layered_llm.transport.http.hypercorn_server import listening  # noqa: PLC0415 - as said above
 
     check_before_start(settings)
     try:
@@ -149,7 +156,7 @@ def _serve_with(settings: Settings) -> int:
         for sock in sockets:
             stack.enter_context(sock)
         ahead = stack.enter_context(supervisor_ahead(settings))
-        from layered_llm.service.serve import run_server  # noqa: PLC0415 - while the engine's processes start
+        from layered_llm.service.server.serve import run_server  # noqa: PLC0415 - while the engine's processes start
 
         return run_server(settings, sockets, ahead)
 

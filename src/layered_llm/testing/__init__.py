@@ -30,9 +30,9 @@ In pytest, with `pytest_plugins = ["layered_llm.testing.pytest_plugin"]` in the 
 makes a target of an HTTP request. `python -m layered_llm.testing cancel-everywhere` runs the project's own scenarios.
 """
 
-from layered_llm.domain.engine import Engine, EngineLost, EngineStream
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.ports.engine import Engine, EngineLost, EngineStream
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.testing.asgi_target import http_exchange

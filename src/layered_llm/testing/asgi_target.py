@@ -14,20 +14,20 @@ from typing import Any, Final
 import attrs
 import trio
 
-from layered_llm.domain.engine import Engine, EngineQuestion, EngineStream
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Rejected, TextQuestion
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate
 from layered_llm.domain.placement import ANYWHERE, Placement
+from layered_llm.domain.ports.engine import Engine, EngineQuestion, EngineStream
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.testing.playing import PromiseBroken, TargetScenario
-from layered_llm.transport.http.api_keys import ApiKeys
 from layered_llm.transport.http.application import build_application
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.settings import HttpSettings
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.exchange.settings import HttpSettings
+from layered_llm.transport.http.hypercorn_server.listening import Listening
 
 MODEL: Final = "inline"
 _SETTINGS: Final = HttpSettings(

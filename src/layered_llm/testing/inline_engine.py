@@ -26,21 +26,21 @@ from layered_llm.domain.messages.scheduler_runtime import (
     StepFailed,
 )
 from layered_llm.domain.messages.supervision import Role
-from layered_llm.runtime.device import MOST_SUBMITTED
-from layered_llm.runtime.scripted import ScriptedDevice, ScriptedPace, Yields, one_token
-from layered_llm.runtime.scripts import EchoScript, HashScript, Script
+from layered_llm.runtime.device.device import MOST_SUBMITTED
+from layered_llm.runtime.scripted.scripted_device import ScriptedDevice, ScriptedPace, Yields, one_token
+from layered_llm.runtime.scripted.scripts import EchoScript, HashScript, Script
 from layered_llm.scheduling.policy import SchedulingPolicy
-from layered_llm.service.checkpoint import Checkpoint
-from layered_llm.service.embedded import EmbeddedEngine, engine_addresses, until_ready
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.engine_connection import EngineConnection
-from layered_llm.service.engine_process import leaves
-from layered_llm.service.preparations import TextHelpers
-from layered_llm.service.runtime_ranks import RuntimeFailed
-from layered_llm.service.scheduler import scheduling_policy, work_scheduler
-from layered_llm.service.settings import Settings
-from layered_llm.service.template_renderer import RendersHere
-from layered_llm.service.text import serve_text
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.engine_connection import EngineConnection
+from layered_llm.service.model.checkpoint import Checkpoint
+from layered_llm.service.processes.engine_process import leaves
+from layered_llm.service.server.embedded import EmbeddedEngine, engine_addresses, until_ready
+from layered_llm.service.settings.settings import Settings
+from layered_llm.service.workers.preparations import TextHelpers
+from layered_llm.service.workers.runtime_ranks import RuntimeFailed
+from layered_llm.service.workers.scheduler import scheduling_policy, work_scheduler
+from layered_llm.service.workers.template_renderer import RendersHere
+from layered_llm.service.workers.text import serve_text
 from layered_llm.testing.byte_text import byte_text_files
 from layered_llm.testing.memory_links import HIGH_WATER_MARK, LinkObserver, MemoryLinks
 from layered_llm.text.checkpoint_text import TextFiles

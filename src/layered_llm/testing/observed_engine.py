@@ -9,7 +9,6 @@ from typing import Final
 
 import attrs
 
-from layered_llm.domain.engine import RequestSummary
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import Accepted, Rejected, TextQuestion
@@ -17,10 +16,11 @@ from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EngineState, EngineStatus, RequestFate, Role, is_quiescent
 from layered_llm.domain.metrics import ABORTS_EMITTED, ABORTS_HANDLED, ABORTS_LATE, ABORTS_LOST, Metric
 from layered_llm.domain.placement import ANYWHERE, Placement
+from layered_llm.domain.ports.engine import RequestSummary
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import Backlog, ChoiceDelta, RequestEnded, StreamEvent
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.request_stream import RequestStream, TextConnection
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.engine_client.request_stream import RequestStream, TextConnection
 
 Asked = tuple[Prompt, SamplingParams]
 """A request without its id: the same in each run of a scenario."""

@@ -11,9 +11,9 @@ from typing import Final
 import attrs
 import trio
 
-from layered_llm.domain.engine import Engine, EngineStream, RequestAborted
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.ports.engine import Engine, EngineStream, RequestAborted
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.testing.asgi_target import AS_EVER, Serving, ended_by_id, http_exchange

@@ -12,15 +12,15 @@ from typing import Final
 import attrs
 import trio
 
-from layered_llm.domain.engine import Engine, EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Accepted, Rejected
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import is_quiescent
+from layered_llm.domain.ports.engine import Engine, EngineLost
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta
-from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_client.engine_client import EngineClient
 from layered_llm.testing.deterministic import run_deterministic
 from layered_llm.testing.injection import Fault, Injected, StepInjector, Watched
 from layered_llm.testing.inline_engine import ApiProcess, InlineEngine, InlineEngineOptions, open_inline_engine

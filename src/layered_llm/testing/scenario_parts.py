@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import trio
 
-from layered_llm.domain.engine import Engine, EngineStream
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.ports.engine import Engine, EngineStream
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason

@@ -12,7 +12,6 @@ from typing import Final
 import attrs
 import trio
 
-from layered_llm.domain.engine import Engine
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.api_text import (
     Detokenize,
@@ -24,11 +23,12 @@ from layered_llm.domain.messages.api_text import (
     Tokenized,
 )
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.ports.engine import Engine
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import RequestEnded
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.runtime.scripted import uneven_tokens
-from layered_llm.runtime.scripts import EchoScript, FailingScript
+from layered_llm.runtime.scripted.scripted_device import uneven_tokens
+from layered_llm.runtime.scripted.scripts import EchoScript, FailingScript
 from layered_llm.testing.asgi_target import http_exchange
 from layered_llm.testing.byte_text import END, byte_text_files
 from layered_llm.testing.cancel_everywhere import CLIENT_FAULTS, LIBRARY_FAULTS

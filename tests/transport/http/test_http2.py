@@ -9,7 +9,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from layered_llm.domain.finish import FinishReason
-from layered_llm.transport.http.tls import BadCertificate, TlsFiles
+from layered_llm.transport.http.hypercorn_server.tls import BadCertificate, TlsFiles
 from support.http_client import COMPLETIONS, SETTINGS, application
 from support.http_engine import FakeEngine, accepting, answering, ended, text_delta
 from support.http_server import QUICK, H2Client, http_request, read_until, running

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from layered_llm.transport.http.hypercorn_workarounds.accept_log import SparseErrors
+from layered_llm.transport.http.hypercorn_server.accept_log import SparseErrors
 from support.http_client import application
 from support.http_engine import FakeEngine
 from support.http_server import http_request, read_until, running

@@ -8,10 +8,10 @@ import trio
 
 from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
 from layered_llm.domain.metrics import metrics_of
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
-from layered_llm.transport.http.listening import Listening, is_loopback_address
-from layered_llm.transport.http.refusals import Refusals
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.exchange.api_keys import ANYBODY, ApiKeys, Holder
+from layered_llm.transport.http.exchange.refusals import Refusals
+from layered_llm.transport.http.hypercorn_server.listening import Listening, is_loopback_address
 from support.http_client import COMPLETIONS, Call, Exchange, application, get, post
 from support.http_engine import FakeEngine, accepting
 from support.metrics import samples_by_name

@@ -7,8 +7,8 @@ import trio
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.access_log import AccessEntry, AccessLog
-from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.access_log import AccessEntry, AccessLog
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, Call, application, get, post
 from support.http_engine import FIRST_REQUEST, READY, FakeEngine, FakeStream, accepting, answering, ended, text_delta
 from support.http_server import read_until, running

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import StreamEvent
-from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer
-from layered_llm.transport.http.openai_schema.responses import CHAT, COMPLETIONS, ResponseHead, Shape
-from layered_llm.transport.http.sources import Batch
+from layered_llm.transport.http.generation.answer import AnswerPlan, StreamedAnswer, WholeAnswer
+from layered_llm.transport.http.generation.sources import Batch
+from layered_llm.transport.http.openai.schema.responses import CHAT, COMPLETIONS, ResponseHead, Shape
 from support.http_engine import ended, text_delta
 
 ENDS = (FinishReason.STOP, FinishReason.LENGTH)

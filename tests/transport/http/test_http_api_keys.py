@@ -5,8 +5,8 @@ import trio
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.messages.supervision import EngineState, Role, StateReport
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ANYBODY, ApiKeys, Holder
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.exchange.api_keys import ANYBODY, ApiKeys, Holder
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, Call, application, get, post
 from support.http_engine import FakeEngine, accepting, answering, ended, text_delta
 

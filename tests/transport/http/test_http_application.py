@@ -4,7 +4,7 @@ from openai.types import Model
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.supervision import EnginePhase
-from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.exchange.drain import Drain
 from support.http_client import CHAT, MESSAGES, SETTINGS, Call, application, get, post
 from support.http_engine import READY, FakeEngine, answering, ended, text_delta
 

@@ -11,13 +11,11 @@ import trio.testing
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling import MAX_BIASED_TOKENS, MAX_CHOICES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from layered_llm.transport.http.api_error import ApiError
 from layered_llm.transport.http.endpoints import all_endpoints
-from layered_llm.transport.http.fair_work import FairWork
-from layered_llm.transport.http.incoming_body import LARGE_BODY_BYTES, parsed
-from layered_llm.transport.http.native.generate_body import parse_generate
-from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
-from layered_llm.transport.http.openai_schema.fields import (
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.exchange.fair_work import FairWork
+from layered_llm.transport.http.exchange.incoming_body import LARGE_BODY_BYTES, parsed
+from layered_llm.transport.http.openai.schema.fields import (
     MAX_JSON_TEXT_CHARS,
     MAX_LONG_INTEGERS,
     MAX_MEMBERS,
@@ -27,7 +25,9 @@ from layered_llm.transport.http.openai_schema.fields import (
     decode_text,
     encode_text,
 )
-from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.openai.schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.sglang.generate_body import parse_generate
+from layered_llm.transport.http.vllm.tokenizer_bodies import parse_detokenize, parse_tokenize
 from support.http_client import CHAT, COMPLETIONS, application, post
 from support.http_engine import FakeEngine, accepting
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.exchange.drain import Drain
 
 
 async def test_a_wait_ends_after_its_own_timeout_when_nothing_drains(autojump_clock: MockClock) -> None:

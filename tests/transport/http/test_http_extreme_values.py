@@ -1,7 +1,7 @@
 import pytest
 
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.openai.schema.requests import parse_chat, parse_completion
 
 
 @pytest.mark.parametrize("field", ["prompt", "suffix"])

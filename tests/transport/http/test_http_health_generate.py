@@ -2,7 +2,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.transport.http.native.health_generate import LIMIT_S
+from layered_llm.transport.http.sglang.health_generate import LIMIT_S
 from support.http_client import Call, application, get
 from support.http_engine import FakeEngine, accepting, answering, ended, text_delta
 

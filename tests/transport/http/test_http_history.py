@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from layered_llm.domain.messages.prompts import ChatMessage, ToolCall
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.requests import GenerationRequest, parse_chat
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.openai.schema.requests import GenerationRequest, parse_chat
 
 USER = {"role": "user", "content": "6 * 7?"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from layered_llm.transport.http.hypercorn_workarounds.worker import survive_sigterm_in_spawned_worker
+from layered_llm.transport.http.hypercorn_server.worker import survive_sigterm_in_spawned_worker
 from support.http_client import CHAT, MESSAGES
 from support.http_server import http_request
 from support.http_worker import outlive_sigterm

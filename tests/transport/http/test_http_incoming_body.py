@@ -9,10 +9,10 @@ import trio
 import trio.testing
 
 from layered_llm.domain.finish import FinishReason
-from layered_llm.transport.http.api_keys import ApiKeys
-from layered_llm.transport.http.byte_budget import ByteBudget, Over
-from layered_llm.transport.http.connection import _network_of
-from layered_llm.transport.http.incoming_body import PATIENCE_S, SLOWEST_BYTES_PER_S
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.byte_budget import ByteBudget, Over
+from layered_llm.transport.http.exchange.connection import _network_of
+from layered_llm.transport.http.exchange.incoming_body import PATIENCE_S, SLOWEST_BYTES_PER_S
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 from support.http_server import H2Client, RunningServer, http_request, read_to_end, running

@@ -10,18 +10,18 @@ import pytest
 import trio
 import trio.testing
 
-from layered_llm.domain.engine import BacklogFull
 from layered_llm.domain.finish import AbortReason, FinishReason
+from layered_llm.domain.ports.engine import BacklogFull
 from layered_llm.domain.stream import ChoiceDelta, SampledLogprob, TokenLogprob
-from layered_llm.transport.http import answer
-from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, portions
-from layered_llm.transport.http.api_keys import ApiKeys
-from layered_llm.transport.http.byte_budget import Over
-from layered_llm.transport.http.fair_work import FairWork
-from layered_llm.transport.http.native import generate_answer
-from layered_llm.transport.http.openai_schema import responses
-from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
-from layered_llm.transport.http.sources import Batch
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.byte_budget import Over
+from layered_llm.transport.http.exchange.fair_work import FairWork
+from layered_llm.transport.http.generation import answer
+from layered_llm.transport.http.generation.answer import AnswerPlan, StreamedAnswer, portions
+from layered_llm.transport.http.generation.sources import Batch
+from layered_llm.transport.http.openai.schema import responses
+from layered_llm.transport.http.openai.schema.responses import ResponseHead, Shape
+from layered_llm.transport.http.sglang import generate_answer
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FakeEngine, FakeStream, answering, ended, text_delta
 

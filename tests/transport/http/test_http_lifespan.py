@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from layered_llm.transport.http.lifespan import LifespanApplication
+from layered_llm.transport.http.hypercorn_server.lifespan import LifespanApplication
 from support.http_client import application
 from support.http_engine import FakeEngine
 from support.http_server import http_request, read_until, running

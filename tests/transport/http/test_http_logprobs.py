@@ -13,11 +13,11 @@ from openai.types.completion import Completion
 
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.stream import SampledLogprob, TokenLogprob
-from layered_llm.transport.http.answer import AnswerPlan, StreamedAnswer, WholeAnswer
-from layered_llm.transport.http.openai_schema import responses
-from layered_llm.transport.http.openai_schema.logprobs import ChatLogprobs, CompletionLogprobs, by_id, by_text
-from layered_llm.transport.http.openai_schema.responses import ResponseHead, Shape
-from layered_llm.transport.http.sources import Batch
+from layered_llm.transport.http.generation.answer import AnswerPlan, StreamedAnswer, WholeAnswer
+from layered_llm.transport.http.generation.sources import Batch
+from layered_llm.transport.http.openai.schema import responses
+from layered_llm.transport.http.openai.schema.logprobs import ChatLogprobs, CompletionLogprobs, by_id, by_text
+from layered_llm.transport.http.openai.schema.responses import ResponseHead, Shape
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 

@@ -11,13 +11,13 @@ import pytest
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.sampling import TOKENS_LIMIT
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import ApiKeys
-from layered_llm.transport.http.native.generate_body import SAMPLING_SCHEMA, parse_generate
-from layered_llm.transport.http.native.tokenizer_bodies import parse_detokenize, parse_tokenize
-from layered_llm.transport.http.openai_schema.messages import ROLES
-from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
+from layered_llm.transport.http.openai.schema.messages import ROLES
+from layered_llm.transport.http.openai.schema.requests import parse_chat, parse_completion
 from layered_llm.transport.http.openapi.bodies import chat_body, completion_body, detokenize_body, generate_body, tokenize_body
+from layered_llm.transport.http.sglang.generate_body import SAMPLING_SCHEMA, parse_generate
+from layered_llm.transport.http.vllm.tokenizer_bodies import parse_detokenize, parse_tokenize
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, Exchange, application, get, post
 from support.http_engine import READY, FakeEngine, answering, ended, telling, text_delta
 

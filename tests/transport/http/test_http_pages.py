@@ -10,10 +10,10 @@ import h2.events
 import pytest
 
 from layered_llm.domain.finish import FinishReason
-from layered_llm.service.settings import Settings, SettingsError
-from layered_llm.service.settings_checks import check_before_start
-from layered_llm.transport.http.listening import Listening
-from layered_llm.transport.http.request_checks import Asking, PageRules
+from layered_llm.service.model.settings_checks import check_before_start
+from layered_llm.service.settings.settings import Settings, SettingsError
+from layered_llm.transport.http.exchange.request_checks import Asking, PageRules
+from layered_llm.transport.http.hypercorn_server.listening import Listening
 from support.http_client import CHAT, COMPLETIONS, SETTINGS, Call, Exchange, application, get, post
 from support.http_engine import FakeEngine, answering, ended, text_delta
 from support.http_server import read_until, running

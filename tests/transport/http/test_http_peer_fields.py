@@ -7,12 +7,13 @@ from typing import Any
 import attrs
 import pytest
 
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.native import generate_body, tokenizer_bodies
-from layered_llm.transport.http.openai_schema import endpoint_fields
-from layered_llm.transport.http.openai_schema.body_fields import STREAM_OPTIONS
-from layered_llm.transport.http.openai_schema.requests import parse_chat, parse_completion
-from layered_llm.transport.http.openai_schema.unsupported import WITHOUT_EFFECT, Neutral
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.openai.schema import endpoint_fields
+from layered_llm.transport.http.openai.schema.body_fields import STREAM_OPTIONS
+from layered_llm.transport.http.openai.schema.requests import parse_chat, parse_completion
+from layered_llm.transport.http.openai.schema.unsupported import WITHOUT_EFFECT, Neutral
+from layered_llm.transport.http.sglang import generate_body
+from layered_llm.transport.http.vllm import tokenizer_bodies
 from support import peer_fields
 
 ODD: dict[str, Any] = {"x": [1, "y"]}

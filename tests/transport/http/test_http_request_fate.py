@@ -1,7 +1,7 @@
 import pytest
 import trio
 
-from layered_llm.transport.http.api_keys import ApiKeys
+from layered_llm.transport.http.exchange.api_keys import ApiKeys
 from support.http_client import COMPLETIONS, Call, application, get, post
 from support.http_engine import FIRST_REQUEST, FakeEngine, accepting
 

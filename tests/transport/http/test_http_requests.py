@@ -14,9 +14,9 @@ from layered_llm.domain.sampling import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.endpoint_fields import MAX_CHOICES_PER_BODY
-from layered_llm.transport.http.openai_schema.requests import (
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.openai.schema.endpoint_fields import MAX_CHOICES_PER_BODY
+from layered_llm.transport.http.openai.schema.requests import (
     GenerationRequest,
     parse_chat,
     parse_completion,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layered_llm.transport.http import sse
+from layered_llm.transport.http.exchange import sse
 
 
 def worded(text: str) -> dict[str, object]:

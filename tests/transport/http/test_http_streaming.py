@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from layered_llm.domain.finish import AbortReason, FinishReason
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.drain import Drain
+from layered_llm.transport.http.exchange.drain import Drain
 from support.http_client import CHAT, COMPLETIONS, CREATED_S, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FIRST_REQUEST, FakeEngine, FakeStream, accepting, answering, ended, text_delta
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from layered_llm.domain.messages.prompts import Prompt, Rendering
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.openai_schema.requests import GenerationRequest, parse_chat, parse_completion
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.openai.schema.requests import GenerationRequest, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -7,8 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.sources import Patience
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.generation.sources import Patience
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FakeEngine, FakeStream, accepting, ended, text_delta
 

@@ -7,7 +7,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from layered_llm.domain.columns import pack_i32, unpack_i32
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.finish import AbortReason
 from layered_llm.domain.messages.api_text import (
     MAX_TOLD_TOKENS,
@@ -19,9 +18,10 @@ from layered_llm.domain.messages.api_text import (
     TokenizerDescribed,
 )
 from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.native.tokenizer import MOST_TOKENS_AT_ONCE
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.vllm.tokenizer import MOST_TOKENS_AT_ONCE
 from support.http_client import MESSAGES, Call, application, get, post
 from support.http_engine import READY, FakeEngine, telling
 

@@ -14,8 +14,8 @@ from layered_llm.domain.ids import RequestId
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase
 from layered_llm.domain.verdicts import RejectReason
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.public_ids import public_id, request_of
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.exchange.public_ids import public_id, request_of
 from support.http_client import CHAT, COMPLETIONS, CREATED_S, MESSAGES, SETTINGS, Call, application, post
 from support.http_engine import FIRST_REQUEST, READY, FakeEngine, FakeStream, accepting, answering, ended, text_delta
 

@@ -24,17 +24,17 @@ from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
 from hypercorn.utils import wrap_app
 
 from layered_llm.domain.finish import AbortReason, FinishReason
-from layered_llm.transport.http.drain import Drain
-from layered_llm.transport.http.hypercorn_workarounds.h2_protocol import BoundedH2Protocol
-from layered_llm.transport.http.hypercorn_workarounds.options import NO_LIMIT, STANDARD_OPTIONS, configure
-from layered_llm.transport.http.hypercorn_workarounds.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
-from layered_llm.transport.http.hypercorn_workarounds.worker import (
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.hypercorn_server.h2_protocol import BoundedH2Protocol
+from layered_llm.transport.http.hypercorn_server.listening import CannotListen, bind_sockets
+from layered_llm.transport.http.hypercorn_server.options import NO_LIMIT, STANDARD_OPTIONS, configure
+from layered_llm.transport.http.hypercorn_server.tcp_server import WatchedTCPServer, peer_has_left, set_tcp_options
+from layered_llm.transport.http.hypercorn_server.worker import (
     UnsupportedHypercorn,
     install,
     installed_hypercorn,
     serve_observed,
 )
-from layered_llm.transport.http.listening import CannotListen, bind_sockets
 from support.http_client import CHAT, COMPLETIONS, MESSAGES, application
 from support.http_engine import FakeEngine, FakeStream, accepting, answering, ended, text_delta
 from support.http_server import QUICK, H2Client, http_request, read_to_end, read_until, running

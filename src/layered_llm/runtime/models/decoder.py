@@ -5,18 +5,18 @@ Must not know: family names, devices, steps.
 
 from typing import Final
 
-from layered_llm.runtime.decoder_weights import (
+from layered_llm.runtime.checkpoint.matrices import Split
+from layered_llm.runtime.checkpoint.panels import Matrix
+from layered_llm.runtime.checkpoint.weights import CheckpointReader
+from layered_llm.runtime.device.step_inputs import Float32s
+from layered_llm.runtime.models.decoder_weights import (
     AttentionWeights,
     DecoderWeights,
     GatedWeights,
     LayerWeights,
     LinearWeights,
 )
-from layered_llm.runtime.matrices import Split
-from layered_llm.runtime.model_config import GatedSpec, LayerSpec, ModelConfig, gated
-from layered_llm.runtime.panels import Matrix
-from layered_llm.runtime.step_inputs import Float32s
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.models.model_config import GatedSpec, LayerSpec, ModelConfig, gated
 
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from layered_llm.runtime.config_json import CONFIG_FILE, Settings, read_rope, shown
-from layered_llm.runtime.model_config import (
+from layered_llm.runtime.models.config_json import CONFIG_FILE, Settings, read_rope, shown
+from layered_llm.runtime.models.model_config import (
     FullAttention,
     GatedSpec,
     LayerSpec,

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import attrs
 
-from layered_llm.runtime.config_json import CONFIG_FILE, Settings, read_facts, shown
-from layered_llm.runtime.decoder_weights import DecoderWeights
-from layered_llm.runtime.model_config import LayerSpec, ModelConfig, ModelConfigError, ModelFacts
+from layered_llm.runtime.checkpoint.weights import CheckpointReader
+from layered_llm.runtime.models.config_json import CONFIG_FILE, Settings, read_facts, shown
 from layered_llm.runtime.models.decoder import build_decoder
+from layered_llm.runtime.models.decoder_weights import DecoderWeights
 from layered_llm.runtime.models.dense import dense_layers
-from layered_llm.runtime.weights import CheckpointReader
+from layered_llm.runtime.models.model_config import LayerSpec, ModelConfig, ModelConfigError, ModelFacts
 
 
 @attrs.frozen(kw_only=True)

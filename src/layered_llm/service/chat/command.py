@@ -15,8 +15,8 @@ from layered_llm.service.chat.host import BackendStuck, OpenBackend, open_host
 from layered_llm.service.chat.session import Conversation
 from layered_llm.service.chat.shell import EXIT_FAILED, EXIT_INTERRUPTED, Shell
 from layered_llm.service.chat.terminal import Front, Interrupts, line_editing, open_front
-from layered_llm.service.engine_process import set_up_logging
-from layered_llm.service.settings import chat_history, let_threads_sleep, wants_colours
+from layered_llm.service.processes.engine_process import set_up_logging
+from layered_llm.service.settings.settings import chat_history, let_threads_sleep, wants_colours
 
 _STDOUT: Final = 1
 

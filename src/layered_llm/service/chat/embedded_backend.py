@@ -9,19 +9,19 @@ from typing import Final, assert_never
 
 import attrs
 
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.finish import FinishReason
 from layered_llm.domain.messages.api_text import Rejected
 from layered_llm.domain.messages.prompts import ChatMessage, Prompt
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.sampling import SamplingParams
 from layered_llm.domain.stream import ChoiceDelta, RequestEnded
 from layered_llm.domain.verdicts import RejectReason
 from layered_llm.service.chat.backend import CannotOpen, ContextFull, End, Failed, Finished, Lost, Outcome, Piece
-from layered_llm.service.checkpoint import model_name
-from layered_llm.service.embedded import EngineStartFailed, open_embedded_client
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.settings import Settings
+from layered_llm.service.engine_client.engine_client import EngineClient
+from layered_llm.service.model.checkpoint import model_name
+from layered_llm.service.server.embedded import EngineStartFailed, open_embedded_client
+from layered_llm.service.settings.settings import Settings
 
 _FULL: Final = (RejectReason.CONTEXT_LENGTH_EXCEEDED, RejectReason.NEVER_FITS)
 

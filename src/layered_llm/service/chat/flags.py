@@ -10,7 +10,7 @@ import attrs
 
 from layered_llm.domain.errors import ParameterError
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.settings import Settings, SettingsError, add_arguments, flag, load
+from layered_llm.service.settings.settings import Settings, SettingsError, add_arguments, flag, load
 
 ENGINE_DEFAULTS: Final = {"log_level": "warning", "max_running_requests": 1}
 """A chat has one request at a time, and the terminal to itself."""

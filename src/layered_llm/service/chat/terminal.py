@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from layered_llm.service.cli_parser import say
+from layered_llm.service.settings.cli_parser import say
 
 PROMPT: Final = ">>> "
 MORE_PROMPT: Final = "... "

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 import trio
 
-from layered_llm.domain.engine import EngineLost
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.service.library.engine import Engine
 from layered_llm.service.library.errors import EngineClosed, check_process
 

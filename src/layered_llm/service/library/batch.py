@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import attrs
 import trio
 
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.prompts import Prompt
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.embedded import without_group
 from layered_llm.service.library.errors import EngineClosed, RequestFailed, RequestRejected
 from layered_llm.service.library.results import Completion, Progress
+from layered_llm.service.server.embedded import without_group
 
 OnProgress = Callable[[Progress], None]
 OnTokens = Callable[[int], None]

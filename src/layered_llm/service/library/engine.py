@@ -12,7 +12,6 @@ import attrs
 import trio
 
 from layered_llm.domain.columns import unpack_i32
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.errors import InvariantViolated
 from layered_llm.domain.ids import RequestId
 from layered_llm.domain.limits import EngineLimits
@@ -28,8 +27,9 @@ from layered_llm.domain.messages.api_text import (
 )
 from layered_llm.domain.messages.prompts import Prompt
 from layered_llm.domain.messages.supervision import EnginePhase
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.sampling import SamplingParams
-from layered_llm.service.engine_client import EngineClient
+from layered_llm.service.engine_client.engine_client import EngineClient
 from layered_llm.service.library import inputs
 from layered_llm.service.library.batch import Batch, OnProgress, OnTokens
 from layered_llm.service.library.errors import EngineClosed, RequestRejected, check_process

@@ -15,15 +15,15 @@ import attrs
 import trio
 
 from layered_llm.domain.errors import InvariantViolated
-from layered_llm.service.checkpoint import model_name
-from layered_llm.service.embedded import failing_starts, open_embedded_client, until_ready, without_group
-from layered_llm.service.engine_client import EngineClient
-from layered_llm.service.engine_host import EngineHost
+from layered_llm.service.engine_client.engine_client import EngineClient
 from layered_llm.service.library.engine import Engine
-from layered_llm.service.run_directory import Owner
-from layered_llm.service.settings import Settings, ignored_variables, load
-from layered_llm.service.settings_fields import Field, SettingsError, base_type, check, kind
-from layered_llm.service.settings_sources import closest
+from layered_llm.service.model.checkpoint import model_name
+from layered_llm.service.processes.run_directory import Owner
+from layered_llm.service.server.embedded import failing_starts, open_embedded_client, until_ready, without_group
+from layered_llm.service.server.engine_host import EngineHost
+from layered_llm.service.settings.settings import Settings, ignored_variables, load
+from layered_llm.service.settings.settings_fields import Field, SettingsError, base_type, check, kind
+from layered_llm.service.settings.settings_sources import closest
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import attrs
 import trio
 
 from layered_llm.domain.columns import unpack_i32
-from layered_llm.domain.engine import EngineLost
 from layered_llm.domain.messages.api_text import Accepted
+from layered_llm.domain.ports.engine import EngineLost
 from layered_llm.domain.stream import RequestEnded, StreamEvent, Usage
+from layered_llm.service.engine_client.request_stream import RequestStream
 from layered_llm.service.library.errors import EngineClosed, RequestFailed
 from layered_llm.service.library.results import Delta, FinishWord, to_delta
-from layered_llm.service.request_stream import RequestStream
 
 
 @attrs.define(eq=False)

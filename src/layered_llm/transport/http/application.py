@@ -16,24 +16,24 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import BaseConverter, MapAdapter
 
-from layered_llm.domain.engine import Engine
-from layered_llm.transport.http import api_error
-from layered_llm.transport.http.access_log import AccessLog
-from layered_llm.transport.http.api_error import ApiError
-from layered_llm.transport.http.api_keys import Access, ApiKeys, Holder, refused
-from layered_llm.transport.http.byte_budget import ByteBudget
-from layered_llm.transport.http.connection import Exchange, OwningConnection, RefusedWebsocket, exchange_of
-from layered_llm.transport.http.context import HttpContext
-from layered_llm.transport.http.drain import Drain
+from layered_llm.domain.ports.engine import Engine
 from layered_llm.transport.http.endpoints import all_endpoints
-from layered_llm.transport.http.incoming_body import BodyRules
-from layered_llm.transport.http.listening import Listening
+from layered_llm.transport.http.exchange import api_error
+from layered_llm.transport.http.exchange.access_log import AccessLog
+from layered_llm.transport.http.exchange.api_error import ApiError
+from layered_llm.transport.http.exchange.api_keys import Access, ApiKeys, Holder, refused
+from layered_llm.transport.http.exchange.byte_budget import ByteBudget
+from layered_llm.transport.http.exchange.connection import Exchange, OwningConnection, RefusedWebsocket, exchange_of
+from layered_llm.transport.http.exchange.context import HttpContext
+from layered_llm.transport.http.exchange.drain import Drain
+from layered_llm.transport.http.exchange.incoming_body import BodyRules
+from layered_llm.transport.http.exchange.refusals import Refusals
+from layered_llm.transport.http.exchange.replies import error_reply
+from layered_llm.transport.http.exchange.request_checks import Asking, HeaderFields, fields_of, refused_body, refused_framing
+from layered_llm.transport.http.exchange.settings import HttpSettings
+from layered_llm.transport.http.hypercorn_server.listening import Listening
 from layered_llm.transport.http.openapi.endpoint import Endpoint
 from layered_llm.transport.http.openapi.pages import with_description
-from layered_llm.transport.http.refusals import Refusals
-from layered_llm.transport.http.replies import error_reply
-from layered_llm.transport.http.request_checks import Asking, HeaderFields, fields_of, refused_body, refused_framing
-from layered_llm.transport.http.settings import HttpSettings
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _SANE_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")

@@ -8,14 +8,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final
 
-from layered_llm.transport.http.about import model_info, root, server_info, version
-from layered_llm.transport.http.api_keys import Access
-from layered_llm.transport.http.json_schema import Json, ref
-from layered_llm.transport.http.metrics import CONTENT_TYPE as METRICS_TYPE
-from layered_llm.transport.http.native.generate import generate
-from layered_llm.transport.http.native.health_generate import health_generate
-from layered_llm.transport.http.native.tokenizer import detokenize, tokenize, tokenizer_info
-from layered_llm.transport.http.openai_endpoints import chat_completions, completions, list_models, retrieve_model
+from layered_llm.transport.http.exchange.api_keys import Access
+from layered_llm.transport.http.exchange.json_schema import Json, ref
+from layered_llm.transport.http.openai.openai_endpoints import chat_completions, completions, list_models, retrieve_model
 from layered_llm.transport.http.openapi.bodies import (
     abort_body,
     chat_body,
@@ -25,8 +20,13 @@ from layered_llm.transport.http.openapi.bodies import (
     tokenize_body,
 )
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint, json_answer
-from layered_llm.transport.http.probes import debug, flush_cache, health, metrics
-from layered_llm.transport.http.requests_by_id import abort_request, request_fate
+from layered_llm.transport.http.operations.about import model_info, root, server_info, version
+from layered_llm.transport.http.operations.metrics import CONTENT_TYPE as METRICS_TYPE
+from layered_llm.transport.http.operations.probes import debug, flush_cache, health, metrics
+from layered_llm.transport.http.operations.requests_by_id import abort_request, request_fate
+from layered_llm.transport.http.sglang.generate import generate
+from layered_llm.transport.http.sglang.health_generate import health_generate
+from layered_llm.transport.http.vllm.tokenizer import detokenize, tokenize, tokenizer_info
 
 _STREAM: Final = "text/event-stream"
 _GENERATION_ERRORS: Final = (

@@ -9,12 +9,12 @@ Unknown members are ignored. `tests/transport/http/test_http_openapi.py` compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from layered_llm.transport.http.json_schema import Json, boolean, described, nullable, one_of, record, string
-from layered_llm.transport.http.native.generate_body import GENERATE, REFUSED_IN_GENERATE
-from layered_llm.transport.http.native.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
-from layered_llm.transport.http.openai_schema.bodies import Table
-from layered_llm.transport.http.openai_schema.endpoint_fields import CHAT, COMPLETIONS, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
-from layered_llm.transport.http.requests_by_id import LONGEST_ID_CHARS
+from layered_llm.transport.http.exchange.json_schema import Json, boolean, described, nullable, one_of, record, string
+from layered_llm.transport.http.openai.schema.bodies import Table
+from layered_llm.transport.http.openai.schema.endpoint_fields import CHAT, COMPLETIONS, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from layered_llm.transport.http.operations.requests_by_id import LONGEST_ID_CHARS
+from layered_llm.transport.http.sglang.generate_body import GENERATE, REFUSED_IN_GENERATE
+from layered_llm.transport.http.vllm.tokenizer_bodies import DETOKENIZE, REFUSED_IN_TOKENIZE, TOKENIZE
 
 
 def chat_body() -> Json:

@@ -8,7 +8,7 @@ Must not know: how a response is made.
 from collections.abc import Mapping
 from typing import Final
 
-from layered_llm.transport.http.json_schema import (
+from layered_llm.transport.http.exchange.json_schema import (
     Json,
     array,
     boolean,

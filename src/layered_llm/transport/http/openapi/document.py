@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Final
 
-from layered_llm.transport.http.api_keys import Access
-from layered_llm.transport.http.json_schema import Json, ref
+from layered_llm.transport.http.exchange.api_keys import Access
+from layered_llm.transport.http.exchange.json_schema import Json, ref
 from layered_llm.transport.http.openapi.endpoint import BODY_ERRORS, JSON, PREFIX, Endpoint
 
 _IN_HEADERS: Final[dict[str, Json]] = {

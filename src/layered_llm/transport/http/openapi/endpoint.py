@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import attrs
 from quart import Response
 
-from layered_llm.transport.http.api_keys import Access
-from layered_llm.transport.http.json_schema import Json, ref
+from layered_llm.transport.http.exchange.api_keys import Access
+from layered_llm.transport.http.exchange.json_schema import Json, ref
 
 JSON: Final = "application/json"
 PREFIX: Final = "/v1"

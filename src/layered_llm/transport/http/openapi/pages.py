@@ -12,9 +12,9 @@ from typing import Final
 
 from quart import Response
 
-from layered_llm.transport.http import sse
-from layered_llm.transport.http.api_keys import Access, ApiKeys
-from layered_llm.transport.http.context import HttpContext
+from layered_llm.transport.http.exchange import sse
+from layered_llm.transport.http.exchange.api_keys import Access, ApiKeys
+from layered_llm.transport.http.exchange.context import HttpContext
 from layered_llm.transport.http.openapi.components import COMPONENTS
 from layered_llm.transport.http.openapi.document import document
 from layered_llm.transport.http.openapi.endpoint import JSON, Endpoint
