@@ -107,7 +107,7 @@ class Scheduler:
 
     def plan(self, now_us: int = 0) -> NextStep | Idle:
         """The next step to send. Idle until something was handled, completed or expired."""
-        if self._flight.is_full:
+        if len(self._flight.steps) >= self._flight.max_steps:
             return Idle()
         hold = self._start_waiting()
         planned = self._running.plan(self._flight.next_step)

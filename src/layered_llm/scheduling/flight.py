@@ -28,10 +28,6 @@ class StepsInFlight:
         self.open_slots = (0, 0)
         """Slots that hold state after the step answered last: how many should, and how many do as the runtime says."""
 
-    @property
-    def is_full(self) -> bool:
-        return len(self.steps) >= self.max_steps
-
     def sent(self, planned: PlannedStep) -> None:
         self.next_step = StepId(planned.step + 1)
         self.steps.append(planned)
