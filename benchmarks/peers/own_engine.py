@@ -14,7 +14,7 @@ from benchmarks.peers.protocol import Decoded, Setup, Size, serve, weight_file_b
 
 from layered_llm.domain.columns import pack_i8, pack_i32, unpack_f32, unpack_i32
 from layered_llm.domain.ids import SlotId, StepId
-from layered_llm.domain.messages.scheduler_runtime import ExecuteStep, OpenSlot, StepCompleted
+from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.messages.text_scheduler import TokenSampling
 from layered_llm.runtime.device.device import Device
 from layered_llm.runtime.opening import open_device
@@ -57,7 +57,8 @@ class Choice:
         """As much as is known and not computed yet, at most `budget` tokens."""
         known = len(self.prompt) + len(self.output)
         count = min(budget, known - self.computed)
-        return Row(slot=self.slot, start=self.computed, count=count, samples=self.computed + count == known)
+        start = GO_ON if self.output else self.computed
+        return Row(slot=self.slot, start=start, count=count, samples=self.computed + count == known)
 
 
 class Own:
