@@ -91,7 +91,6 @@ class Pace:
         self._is_fitted = True
         self._recent_prefill_tokens = 0.0
         """Of the largest step, less with each step since."""
-        self._has_measured = False
 
     def measured(self, *, prefill_tokens: int, attended_tokens: int, decode_rows: int, step_us: int) -> None:
         """Learns from a step that took `step_us` microseconds. A step without rows says nothing of others.
@@ -101,9 +100,10 @@ class Pace:
         if not prefill_tokens and not decode_rows:
             return
         time_us = float(step_us)
-        if self._has_measured:
-            time_us = self._plausible(time_us, prefill_tokens, attended_tokens, decode_rows)
-        self._has_measured = True
+        if time_us > _MOST_SURPRISE * self._priced_us(prefill_tokens, attended_tokens, decode_rows):
+            # Only a time above that of the last fit is worth a new one.
+            expected_us = self.step_us(prefill_tokens=prefill_tokens, attended_tokens=attended_tokens, decode_rows=decode_rows)
+            time_us = min(time_us, _MOST_SURPRISE * expected_us) if expected_us else time_us
         self._recent_prefill_tokens = max(_FORGETTING * self._recent_prefill_tokens, float(prefill_tokens))
         self._add(((0, prefill_tokens), (1, attended_tokens), (2, decode_rows), (3, 1)), time_us)
 
@@ -111,8 +111,7 @@ class Pace:
         """The time that a step is expected to take."""
         if not self._is_fitted:
             self._fit()
-        prefill_us, attended_us, decode_us, base_us = self._prices_us
-        return base_us + decode_us * decode_rows + prefill_us * prefill_tokens + attended_us * attended_tokens
+        return self._priced_us(prefill_tokens, attended_tokens, decode_rows)
 
     def prefill_limit(self, *, decode_rows: int, attended: Callable[[int], int]) -> int:
         """Most tokens of prefill beside `decode_rows` decodes, at least MIN_PREFILL_TOKENS.
@@ -128,14 +127,10 @@ class Pace:
                 limit = max(MIN_PREFILL_TOKENS, int(left_us / token_us) if token_us else 0)
         return limit
 
-    def _plausible(self, time_us: float, prefill_tokens: int, attended_tokens: int, decode_rows: int) -> float:
-        """At most so many times what is expected. Only a time above that of the last fit is worth a new one."""
+    def _priced_us(self, prefill_tokens: int, attended_tokens: int, decode_rows: int) -> float:
+        """By the last fit."""
         prefill_us, attended_us, decode_us, base_us = self._prices_us
-        last_us = base_us + decode_us * decode_rows + prefill_us * prefill_tokens + attended_us * attended_tokens
-        if time_us <= _MOST_SURPRISE * last_us:
-            return time_us
-        expected_us = self.step_us(prefill_tokens=prefill_tokens, attended_tokens=attended_tokens, decode_rows=decode_rows)
-        return min(time_us, _MOST_SURPRISE * expected_us) if expected_us else time_us
+        return base_us + decode_us * decode_rows + prefill_us * prefill_tokens + attended_us * attended_tokens
 
     def _add(self, features: tuple[tuple[int, int], ...], time_us: float) -> None:
         weight = self._weight
