@@ -15,6 +15,7 @@ from layered_llm.domain.ids import PageId, SlotId
 from layered_llm.domain.limits import RuntimeLimits
 from layered_llm.domain.messages.scheduler_runtime import GO_ON, ExecuteStep, OpenSlot, StepCompleted
 from layered_llm.domain.placement import CacheRoot
+from layered_llm.runtime.scripted.scripted_device import Yields, one_token
 
 Script = Callable[[int, int, int], int]
 """The token at (seed, choice, output position), or FAILS."""
@@ -22,14 +23,6 @@ FAILS = -1
 """In place of a token: the row has no result, and its pages hold what nobody may read who did not before."""
 Cost = Callable[[ExecuteStep], int]
 """Microseconds that a step takes."""
-
-
-Yields = Callable[[int, int, int], int]
-"""How many tokens a row yields, by step, slot and the most that it may."""
-
-
-def one_token(_step: int, _slot: int, _most: int) -> int:
-    return 1
 
 
 def counting_script(seed: int, choice: int, position: int) -> int:

@@ -21,12 +21,13 @@ from layered_llm.domain.messages.text_scheduler import (
     TokensEmitted,
 )
 from layered_llm.domain.placement import Placement
+from layered_llm.runtime.scripted.scripted_device import Yields, one_token
 from layered_llm.scheduling.core import Scheduler
 from layered_llm.scheduling.emission import Effects
 from layered_llm.scheduling.flight import AbortRelease
 from layered_llm.scheduling.plan import Idle, NextStep, StepTrace
 from layered_llm.scheduling.policy import AdmissionOrder, SchedulingPolicy
-from support.scheduling_device import FakeDevice, Script, Yields, counting_script, one_token
+from support.scheduling_device import FakeDevice, Script, counting_script
 
 ChoiceKey = tuple[int, int]
 
